@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plugins/common/dtype.h"
+#include "plugins/common/stream.h"
+
+namespace deltaflash {
+
+/// Rows of the embedding table: out[t] = table[ids[t]]. An id outside [0, vocab_size) gives zeros.
+struct Embedding {
+  const std::int32_t* ids;  // [num_tokens]
+  const BFloat16* table;    // [vocab_size, hidden]
+  void* out;                // [num_tokens, hidden], `dtype`
+  std::int64_t num_tokens;
+  std::int64_t vocab_size;
+  std::int64_t hidden;
+  DType dtype;
+};
+
+namespace cpu {
+/// Throws std::invalid_argument for a dtype other than float32.
+void embedding(const Embedding& args, Stream stream);
+}  // namespace cpu
+}  // namespace deltaflash

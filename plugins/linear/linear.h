@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plugins/common/dtype.h"
+#include "plugins/common/stream.h"
+
+namespace deltaflash {
+
+/// out[t, n] = sum_k x[t, k] * weight[n, k], accumulated in fp32: the dense kernel of the `cpu`
+/// segment provider. Batch-invariant: out[t] has the same bits whatever the other rows are, however
+/// many there are and however many threads run.
+struct Linear {
+  const float* x;          // [num_tokens, in_dim]
+  const BFloat16* weight;  // [out_dim, in_dim], rows contiguous
+  float* out;              // [num_tokens, out_dim]
+  std::int64_t num_tokens;
+  std::int64_t in_dim;
+  std::int64_t out_dim;
+};
+
+namespace cpu {
+void linear(const Linear& args, Stream stream);
+}  // namespace cpu
+}  // namespace deltaflash

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace deltaflash {
+
+/// One function a source file of this folder: each adds its part to `runtime._native`.
+void bind_errors(nanobind::module_& module);
+void bind_plugins(nanobind::module_& module);
+void bind_text(nanobind::module_& module);
+
+}  // namespace deltaflash
