@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "plugins/causal_conv/causal_conv.h"
+#include "plugins/commit/commit.h"
+#include "plugins/common/dtype.h"
+#include "plugins/common/stream.h"
+#include "plugins/embedding/embedding.h"
+#include "plugins/gated_attention/gated_attention.h"
+#include "plugins/gated_delta_net/gated_delta_net.h"
+#include "plugins/gated_rms_norm/gated_rms_norm.h"
+#include "plugins/gather_rows/gather_rows.h"
+#include "plugins/rms_norm/rms_norm.h"
+#include "plugins/rotary_kv_write/rotary_kv_write.h"
+#include "plugins/round_metadata/round_metadata.h"
+#include "plugins/sampling/sampling.h"
+#include "plugins/scripted_draft/scripted_draft.h"
+#include "plugins/silu_mul/silu_mul.h"
+
+namespace deltaflash {
+
+/// The ops of one device. The same program runs on every device: only these pointers differ.
+struct PluginTable {
+  void (*causal_conv)(const CausalConv&, Stream);
+  void (*commit_round)(const CommitRound&, Stream);
+  void (*embedding)(const Embedding&, Stream);
+  void (*gated_attention)(const GatedAttention&, Stream);
+  void (*gated_delta_net_prefill)(const GatedDeltaNet&, Stream);
+  void (*gated_delta_net_verify)(const GatedDeltaNet&, Stream);
+  void (*gated_rms_norm)(const GatedRmsNorm&, Stream);
+  void (*gather_rows)(const GatherRows&, Stream);
+  void (*rms_norm)(const RmsNorm&, Stream);
+  void (*rotary_kv_write)(const RotaryKvWrite&, Stream);
+  void (*round_metadata)(const RoundMetadata&, Stream);
+  void (*sample_accept)(const SampleAccept&, Stream);
+  void (*scripted_draft)(const ScriptedDraft&, Stream);
+  void (*silu_mul)(const SiluMul&, Stream);
+};
+
+/// A dense part of the network, ready to run.
+class Segment {
+ public:
+  virtual ~Segment() = default;
+
+  /// Enqueues on `stream`; rows of inputs and outputs are packed.
+  virtual void launch(Stream stream, std::int64_t num_tokens, std::span<const void* const> inputs,
+                      std::span<void* const> outputs) = 0;
+};
+
+/// out = x * weight^T
+struct LinearSegment {
+  std::string name;
+  const void* weight;  // device memory, [out_dim, in_dim]
+  DType weight_dtype;
+  std::int64_t in_dim;
+  std::int64_t out_dim;
+};
+
+/// Who makes the segments of an engine: `cpu`, `cublaslt`, `tensorrt`.
+class SegmentProvider {
+ public:
+  virtual ~SegmentProvider() = default;
+  virtual std::string_view name() const = 0;
+  virtual std::unique_ptr<Segment> make_linear(const LinearSegment& spec) = 0;
+};
+
+/// A place in a device's stream that the host can wait for.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void wait() = 0;
+};
+
+/// Memory, one stream, the ops and the provider of segments. One thread uses a device.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string_view name() const = 0;
+
+  /// Zero-filled, at least 64-byte aligned; lives as long as the device.
+  virtual void* allocate(std::size_t num_bytes) = 0;
+
+  /// Makes mapped weights readable for the ops; the mapping must outlive the device.
+  virtual const void* place_weight(const void* host, std::size_t num_bytes) = 0;
+
+  /// Stream-ordered copies. `host` of an upload may be reused at once; `host` of a download is
+  /// filled once an event recorded after it has been waited for.
+  virtual void upload(void* device, const void* host, std::size_t num_bytes) = 0;
+  virtual void download(void* host, const void* device, std::size_t num_bytes) = 0;
+  virtual std::unique_ptr<Event> record() = 0;
+
+  virtual Stream stream() = 0;
+  virtual const PluginTable& plugins() const = 0;
+  virtual SegmentProvider& provider() = 0;
+};
+
+/// The CPU backend: plain memory, a pool of `num_threads` threads (0 = all cores), the CPU twins.
+std::unique_ptr<Device> make_cpu_device(int num_threads);
+
+}  // namespace deltaflash

@@ -1,0 +1,579 @@
+#include "runtime/src/executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "plugins/common/error.h"
+
+namespace deltaflash {
+namespace {
+
+constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+[[noreturn]] void refuse(const std::string& field, const std::string& found,
+                         const std::string& expected) {
+  throw std::invalid_argument(field + ": " + found + ", expected " + expected);
+}
+
+void check_config(const ExecutorConfig& config) {
+  const auto at_least = [](const char* field, std::int64_t value, std::int64_t least) {
+    if (value < least) {
+      refuse(field, std::to_string(value), "at least " + std::to_string(least));
+    }
+  };
+  at_least("max_batch_size", config.max_batch_size, 1);
+  at_least("max_prefill_chunk", config.max_prefill_chunk, 1);
+  at_least("max_queue_size", config.max_queue_size, 0);
+  at_least("max_queued_tokens", config.max_queued_tokens, 1);
+  at_least("kv_page_size", config.kv_page_size, 1);
+  at_least("max_kv_tokens", config.max_kv_tokens, 0);
+  at_least("default_max_tokens", config.default_max_tokens, 1);
+  at_least("max_draft_tokens", config.max_draft_tokens, 0);
+  at_least("num_threads", config.num_threads, 0);
+  at_least("iter_stats_max_iterations", config.iter_stats_max_iterations, 0);
+  at_least("max_scripted_tokens", config.max_scripted_tokens, 0);
+  at_least("max_admission_passes", config.max_admission_passes, 0);
+  if (config.max_rounds_in_flight < 1 || config.max_rounds_in_flight > 2) {
+    refuse("max_rounds_in_flight", std::to_string(config.max_rounds_in_flight), "1 or 2");
+  }
+  const std::int64_t row = config.max_draft_tokens + std::int64_t{1};
+  if (config.ring_history != 0 && config.ring_history < row) {
+    refuse("ring_history", std::to_string(config.ring_history),
+           "0 or at least max_draft_tokens + 1 = " + std::to_string(row));
+  }
+  // Prefill must go on while every slot decodes.
+  const std::int64_t least =
+      config.max_batch_size * row +
+      std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
+  at_least("max_num_tokens", config.max_num_tokens, least);
+}
+
+std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model) {
+  return config.max_kv_tokens > 0
+             ? config.max_kv_tokens
+             : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+}
+
+std::optional<std::int64_t> allotted_ns(const Request& request) {
+  if (!request.allotted_time_ms) {
+    return std::nullopt;
+  }
+  return *request.allotted_time_ms * 1'000'000;
+}
+
+SlotState slot_state(const Sequence& sequence, const Request& request) {
+  SlotState state{};
+  state.num_remaining = static_cast<std::int32_t>(sequence.max_tokens);
+  state.num_forced = static_cast<std::int32_t>(request.forced_tokens.size());
+  state.num_script = static_cast<std::int32_t>(request.draft_script.size());
+  state.num_end_ids = static_cast<std::int32_t>(sequence.end_ids.size());
+  std::copy(sequence.end_ids.begin(), sequence.end_ids.end(), state.end_ids);
+  state.temperature = request.sampling.temperature;
+  state.top_p = request.sampling.top_p;
+  state.min_p = request.sampling.min_p;
+  state.top_k = request.sampling.top_k;
+  state.seed = sequence.seed;
+  return state;
+}
+
+}  // namespace
+
+Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig config)
+    : config_(config),
+      engine_(read_engine_info(engine_dir)),
+      vocabulary_(engine_dir / "vocab.bin"),
+      seeds_(std::random_device{}()) {
+  check_config(config_);
+  Program program = read_program(engine_dir / "program.json");
+  const ModelConfig model = program.config;
+  engine_.vocab_size = model.vocab_size;
+  engine_.context_len = model.context_len;
+  engine_.num_layers = model.num_layers;
+  if (static_cast<std::int64_t>(vocabulary_.size()) != model.vocab_size) {
+    throw EngineError("vocab.bin has " + std::to_string(vocabulary_.size()) +
+                      " ids, expected the program's vocab_size " +
+                      std::to_string(model.vocab_size));
+  }
+  const std::int64_t row = config_.max_draft_tokens + std::int64_t{1};
+  const auto pages_for = [this](std::int64_t tokens) {
+    return (tokens + config_.kv_page_size - 1) / config_.kv_page_size;
+  };
+  const std::int64_t num_pages = pages_for(pool_tokens(config_, model));
+  runner_ = std::make_unique<ModelRunner>(
+      engine_dir,
+      RunnerLimits{.num_slots = config_.max_batch_size,
+                   .max_tokens = config_.max_num_tokens,
+                   .num_pages = num_pages,
+                   .page_size = config_.kv_page_size,
+                   .max_pages = std::min(num_pages, pages_for(model.context_len + 2 * row)),
+                   .max_draft = config_.max_draft_tokens,
+                   .history_limit = config_.ring_history,
+                   .max_forced = config_.max_scripted_tokens},
+      make_cpu_device(config_.num_threads), std::move(program));
+  scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
+  load_.slots_total = config_.max_batch_size;
+  load_.pages_total = num_pages;
+  load_.page_size = config_.kv_page_size;
+  last_progress_ns_ = now_ns();
+  loop_ = std::thread([this] { run(); });
+}
+
+Executor::~Executor() { shutdown(); }
+
+std::int64_t Executor::pool_room(std::int64_t num_prompt_tokens) const {
+  const std::int64_t row = config_.max_draft_tokens + std::int64_t{1};
+  return scheduler_->num_pages() * config_.kv_page_size - 2 * row - num_prompt_tokens;
+}
+
+void Executor::check(const Request& request) const {
+  const auto num_prompt = static_cast<std::int64_t>(request.input_token_ids.size());
+  if (num_prompt == 0) {
+    refuse("input_token_ids", "empty", "at least one token");
+  }
+  for (const TokenId id : request.input_token_ids) {
+    if (id < 0 || id >= engine_.vocab_size) {
+      refuse("input_token_ids", "id " + std::to_string(id),
+             "ids in [0, " + std::to_string(engine_.vocab_size) + ")");
+    }
+  }
+  if (num_prompt >= engine_.context_len) {
+    refuse("input_token_ids", std::to_string(num_prompt) + " tokens",
+           "fewer than the context of " + std::to_string(engine_.context_len));
+  }
+  if (pool_room(num_prompt) < 1) {
+    refuse("input_token_ids", std::to_string(num_prompt) + " tokens",
+           "at most " + std::to_string(num_prompt + pool_room(num_prompt) - 1) +
+               ", the room of the KV cache (max_kv_tokens)");
+  }
+  if (request.max_tokens && *request.max_tokens < 1) {
+    refuse("max_tokens", std::to_string(*request.max_tokens), "at least 1");
+  }
+  if (const std::int64_t room = pool_room(num_prompt);
+      request.max_tokens && *request.max_tokens > room &&
+      room < engine_.context_len - num_prompt) {
+    refuse("max_tokens", std::to_string(*request.max_tokens),
+           "at most " + std::to_string(room) +
+               " with this prompt, the room of the KV cache (max_kv_tokens)");
+  }
+  const SamplingConfig& sampling = request.sampling;
+  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
+    refuse("sampling.temperature", std::to_string(sampling.temperature), "a finite value >= 0");
+  }
+  if (sampling.top_k < 0) {
+    refuse("sampling.top_k", std::to_string(sampling.top_k), "at least 0");
+  }
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
+    refuse("sampling.top_p", std::to_string(sampling.top_p), "a value in (0, 1]");
+  }
+  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
+    refuse("sampling.min_p", std::to_string(sampling.min_p), "a value in [0, 1)");
+  }
+  if (request.end_ids && request.end_ids->size() > kMaxEndIds) {
+    refuse("end_ids", std::to_string(request.end_ids->size()) + " ids",
+           "at most " + std::to_string(kMaxEndIds));
+  }
+  if (request.allotted_time_ms && *request.allotted_time_ms < 1) {
+    refuse("allotted_time_ms", std::to_string(*request.allotted_time_ms), "at least 1");
+  }
+  const auto num_forced = static_cast<std::int64_t>(request.forced_tokens.size());
+  const auto num_script = static_cast<std::int64_t>(request.draft_script.size());
+  if (std::max(num_forced, num_script) > config_.max_scripted_tokens) {
+    refuse("forced_tokens, draft_script", std::to_string(std::max(num_forced, num_script)),
+           "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
+  }
+  for (const TokenId id : request.forced_tokens) {
+    if (id < 0 || id >= engine_.vocab_size) {
+      refuse("forced_tokens", "id " + std::to_string(id),
+             "ids in [0, " + std::to_string(engine_.vocab_size) + ")");
+    }
+  }
+}
+
+Executor::SequencePtr Executor::make_sequence(Request request) {
+  const auto num_prompt = static_cast<std::int64_t>(request.input_token_ids.size());
+  const TextStreamOptions text_options{.stops = request.stop_strings,
+                                       .include_stop = request.include_stop,
+                                       .skip_special_tokens = request.skip_special_tokens};
+  auto sequence = std::make_shared<Sequence>(0, std::move(request), vocabulary_, text_options);
+  const Request& wanted = sequence->request;
+  const std::int64_t room = std::min(engine_.context_len - num_prompt, pool_room(num_prompt));
+  sequence->max_tokens = std::min<std::int64_t>(
+      wanted.max_tokens.value_or(config_.default_max_tokens), room);
+  if (!wanted.ignore_end_ids) {
+    sequence->end_ids = wanted.end_ids.value_or(engine_.end_ids);
+  }
+  sequence->stats.arrival_ns = now_ns();
+  if (const auto allotted = allotted_ns(wanted)) {
+    sequence->deadline_ns = sequence->stats.arrival_ns + *allotted;
+  }
+  return sequence;
+}
+
+RequestId Executor::enqueue_request(Request request) {
+  check(request);
+  SequencePtr sequence = make_sequence(std::move(request));
+  const std::int64_t num_tokens = sequence->num_prompt_tokens();
+  const std::lock_guard lock(mutex_);
+  if (stopping_ || ended_) {
+    throw EngineLost(engine_error_.value_or("the executor has been shut down"));
+  }
+  const std::int64_t most = std::int64_t{config_.max_batch_size} + config_.max_queue_size;
+  if (num_live_ >= most) {
+    throw CapacityError("the queue is full: " + std::to_string(num_live_) +
+                        " requests run or wait, at most " + std::to_string(most) + " may");
+  }
+  if (num_waiting_tokens_ > 0 && num_waiting_tokens_ + num_tokens > config_.max_queued_tokens) {
+    throw CapacityError("the queue is full: " + std::to_string(num_waiting_tokens_) +
+                        " prompt tokens wait, at most " +
+                        std::to_string(config_.max_queued_tokens) + " may");
+  }
+  sequence->id = ++last_id_;
+  sequence->seed = sequence->request.sampling.seed.value_or(seeds_());
+  ++num_live_;
+  num_waiting_tokens_ += num_tokens;
+  if (oldest_arrival_ns_ == 0) {
+    oldest_arrival_ns_ = sequence->stats.arrival_ns;
+  }
+  inbox_.push_back(sequence);
+  work_.notify_one();
+  return sequence->id;
+}
+
+void Executor::cancel_request(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  if (!ended_) {
+    cancels_.push_back(id);
+    work_.notify_one();
+  }
+}
+
+std::vector<Response> Executor::await_responses(std::optional<std::chrono::nanoseconds> timeout) {
+  return responses_.await(timeout);
+}
+
+std::vector<Response> Executor::take_responses() { return responses_.take(); }
+
+std::vector<IterationStats> Executor::get_latest_iteration_stats() {
+  const std::lock_guard lock(mutex_);
+  std::vector<IterationStats> stats(stats_.begin(), stats_.end());
+  stats_.clear();
+  return stats;
+}
+
+LoadReport Executor::load() const {
+  const std::lock_guard lock(mutex_);
+  LoadReport report = load_;
+  report.num_queued = std::max<std::int64_t>(0, num_live_ - report.num_running);
+  report.num_queued_tokens = num_waiting_tokens_;
+  const std::int64_t now = now_ns();
+  report.silence_ns = num_live_ > 0 ? now - last_progress_ns_ : 0;
+  report.oldest_queued_ns = oldest_arrival_ns_ > 0 ? now - oldest_arrival_ns_ : 0;
+  return report;
+}
+
+bool Executor::can_enqueue_requests() const {
+  const std::lock_guard lock(mutex_);
+  return !stopping_ && !ended_;
+}
+
+std::optional<std::string> Executor::engine_error() const {
+  const std::lock_guard lock(mutex_);
+  return engine_error_;
+}
+
+void Executor::shutdown() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    work_.notify_one();
+  }
+  const std::lock_guard lock(join_mutex_);
+  if (loop_.joinable()) {
+    loop_.join();
+  }
+}
+
+void Executor::run() {
+  std::string error;
+  try {
+    while (wait_for_work()) {
+      const std::int64_t begin = now_ns();
+      current_ = {};
+      take_inbox();
+      end_overdue();
+      admit();
+      in_flight_.emplace_back();
+      launch(scheduler_->plan_prefill());
+      launch(scheduler_->plan_verify());
+      const bool launched = !in_flight_.back().empty();
+      if (!launched) {
+        in_flight_.pop_back();
+      }
+      const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
+      while (in_flight_.size() > (launched ? allowed : 0)) {
+        read_oldest();
+      }
+      current_.timestamp_ns = now_ns();
+      current_.latency_ns = current_.timestamp_ns - begin;
+      report();
+      responses_.publish();
+    }
+  } catch (const std::exception& caught) {
+    error = caught.what();
+  }
+  fail_all(error);
+}
+
+bool Executor::wait_for_work() {
+  std::unique_lock lock(mutex_);
+  if (live_.empty() && in_flight_.empty()) {
+    work_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !cancels_.empty(); });
+    last_progress_ns_ = now_ns();
+  }
+  return !stopping_;
+}
+
+void Executor::take_inbox() {
+  std::deque<SequencePtr> arrived;
+  std::vector<RequestId> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    arrived.swap(inbox_);
+    cancelled.swap(cancels_);
+  }
+  for (SequencePtr& sequence : arrived) {
+    live_.emplace(sequence->id, sequence);
+    scheduler_->enqueue(std::move(sequence));
+  }
+  for (const RequestId id : cancelled) {
+    if (const auto found = live_.find(id); found != live_.end()) {
+      finish(SequencePtr(found->second), FinishReason::kCancelled, {});
+    }
+  }
+}
+
+void Executor::end_overdue() {
+  const std::int64_t now = now_ns();
+  std::vector<SequencePtr> overdue;
+  for (const auto& [id, sequence] : live_) {
+    if (sequence->deadline_ns > 0 && now >= sequence->deadline_ns) {
+      overdue.push_back(sequence);
+    }
+  }
+  for (const SequencePtr& sequence : overdue) {
+    finish(sequence, FinishReason::kTimedOut, {});
+  }
+}
+
+void Executor::admit() {
+  for (const SequencePtr& sequence : scheduler_->admit()) {
+    const Request& request = sequence->request;
+    runner_->admit(sequence->slot, slot_state(*sequence, request), sequence->pages,
+                   request.forced_tokens, request.draft_script);
+    sequence->stats.first_scheduled_ns = now_ns();
+    const std::lock_guard lock(mutex_);
+    num_waiting_tokens_ -= sequence->num_prompt_tokens();
+  }
+}
+
+void Executor::launch(ScheduledStep step) {
+  if (step.rows.empty()) {
+    return;
+  }
+  runner_->launch(step.plan);
+  for (std::size_t row = 0; row < step.rows.size(); ++row) {
+    if (step.plan.prefill) {
+      ++step.rows[row]->stats.num_prefill_chunks;
+      current_.num_context_tokens += step.plan.rows[row].num_tokens;
+    } else {
+      ++current_.num_generation_rows;
+    }
+  }
+  in_flight_.back().push_back(std::move(step));
+}
+
+void Executor::read_oldest() {
+  const std::vector<ScheduledStep> steps = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  for (const ScheduledStep& step : steps) {
+    const StepResult result = runner_->read();
+    for (std::size_t row = 0; row < step.rows.size(); ++row) {
+      take_row(step.rows[row], step.plan.rows[row], row, result, step.plan.prefill);
+    }
+    scheduler_->step_read(step);
+  }
+}
+
+void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
+                        const StepResult& result, bool prefill) {
+  if (sequence->stage == Stage::kFinished) {
+    return;  // an idle round of a sequence whose final response is out
+  }
+  const auto vocab = static_cast<std::size_t>(engine_.vocab_size);
+  const auto copy_logits = [&](LogitRows& rows, std::size_t first, std::int64_t count) {
+    const auto begin = result.logits.begin() + static_cast<std::ptrdiff_t>(first * vocab);
+    rows.values.insert(rows.values.end(), begin,
+                       begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(count) * vocab));
+    rows.num_rows += count;
+  };
+  const auto logit_start = static_cast<std::size_t>(result.logit_start[index]);
+  if (prefill && row.all_logits) {
+    copy_logits(sequence->context_logits, logit_start, row.num_tokens);
+  }
+  const std::int64_t num_emitted = result.num_emitted[index];
+  if (num_emitted == 0) {
+    return;
+  }
+  Response response;
+  const auto reason_on_device = static_cast<FinishReason>(result.finish_reason[index]);
+  const std::int32_t* tokens =
+      result.tokens.data() + index * static_cast<std::size_t>(result.max_emitted);
+  auto reason = FinishReason::kNotFinished;
+  std::int64_t num_kept = 0;
+  while (num_kept < num_emitted && reason == FinishReason::kNotFinished) {
+    const TokenId token = tokens[num_kept++];
+    response.token_ids.push_back(token);
+    if (num_kept == num_emitted && reason_on_device == FinishReason::kEndId) {
+      // An end id ends the text; it is no part of it.
+      response.end_id = token;
+      reason = FinishReason::kEndId;
+    } else if (sequence->text.push(token)) {
+      reason = FinishReason::kStopWords;
+    } else if (num_kept == num_emitted) {
+      reason = reason_on_device;
+    }
+  }
+  if (sequence->request.output.return_generation_logits) {
+    const std::size_t last_context_row =
+        prefill && row.all_logits ? static_cast<std::size_t>(row.num_tokens) - 1 : 0;
+    copy_logits(sequence->generation_logits, logit_start + last_context_row, num_kept);
+  }
+  RequestStats& request_stats = sequence->stats;
+  request_stats.last_token_ns = now_ns();
+  if (sequence->num_emitted == 0) {
+    request_stats.first_token_ns = request_stats.last_token_ns;
+  }
+  sequence->num_emitted += num_kept;
+  current_.num_emitted_tokens += num_kept;
+  if (!prefill) {
+    const std::int64_t accepted = std::min<std::int64_t>(result.num_accepted[index], num_kept);
+    ++request_stats.num_steps;
+    request_stats.num_drafted += row.num_tokens - 1;
+    request_stats.num_accepted += accepted;
+    current_.num_drafted += row.num_tokens - 1;
+    current_.num_accepted += accepted;
+  }
+  if (reason != FinishReason::kNotFinished) {
+    finish(sequence, reason, std::move(response));
+    return;
+  }
+  response.request_id = sequence->id;
+  response.text = sequence->text.take_text();
+  response.num_prompt_tokens = sequence->num_prompt_tokens();
+  response.num_completion_tokens = sequence->num_emitted;
+  response.stats = request_stats;
+  responses_.push(std::move(response));
+}
+
+void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response response) {
+  // Releases text held back for a stop string; the tail may itself complete one.
+  if (sequence->text.finish() && reason != FinishReason::kStopWords) {
+    reason = FinishReason::kStopWords;
+    response.end_id.reset();
+  }
+  response.request_id = sequence->id;
+  response.text = sequence->text.take_text();
+  response.is_final = true;
+  response.finish_reason = reason;
+  if (reason == FinishReason::kStopWords) {
+    response.stop_string = sequence->text.matched_stop();
+  }
+  response.num_prompt_tokens = sequence->num_prompt_tokens();
+  response.num_completion_tokens = sequence->num_emitted;
+  response.stats = sequence->stats;
+  response.context_logits = std::move(sequence->context_logits);
+  response.generation_logits = std::move(sequence->generation_logits);
+  ++current_.num_completed;
+  const bool was_waiting = sequence->stage == Stage::kQueued;
+  scheduler_->finish(sequence);
+  live_.erase(sequence->id);
+  {
+    const std::lock_guard lock(mutex_);
+    --num_live_;
+    if (was_waiting) {
+      num_waiting_tokens_ -= sequence->num_prompt_tokens();
+    }
+  }
+  responses_.push(std::move(response));
+}
+
+void Executor::fail_all(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  if (!error.empty()) {
+    engine_error_ = error;
+  }
+  const auto fail = [&](const Sequence& sequence) {
+    Response response;
+    response.request_id = sequence.id;
+    response.is_final = true;
+    response.finish_reason = FinishReason::kCancelled;
+    response.num_prompt_tokens = sequence.num_prompt_tokens();
+    response.num_completion_tokens = sequence.num_emitted;
+    response.stats = sequence.stats;
+    response.error = engine_error_;
+    responses_.push(std::move(response));
+  };
+  for (const auto& [id, sequence] : live_) {
+    fail(*sequence);
+  }
+  for (const SequencePtr& sequence : inbox_) {
+    fail(*sequence);
+  }
+  live_.clear();
+  inbox_.clear();
+  cancels_.clear();
+  num_live_ = 0;
+  num_waiting_tokens_ = 0;
+  oldest_arrival_ns_ = 0;
+  load_.num_running = 0;
+  responses_.publish();
+  responses_.close();
+}
+
+void Executor::report() {
+  const std::lock_guard lock(mutex_);
+  const auto& waiting = scheduler_->waiting();
+  load_.num_running = static_cast<std::int64_t>(live_.size() - waiting.size());
+  load_.slots_used = scheduler_->num_slots_used();
+  load_.pages_used = scheduler_->num_pages_used();
+  last_progress_ns_ = current_.timestamp_ns;
+  oldest_arrival_ns_ = 0;
+  if (!waiting.empty()) {
+    oldest_arrival_ns_ = waiting.front()->stats.arrival_ns;
+  } else if (!inbox_.empty()) {
+    oldest_arrival_ns_ = inbox_.front()->stats.arrival_ns;
+  }
+  if (current_.num_context_tokens + current_.num_generation_rows + current_.num_completed == 0) {
+    return;  // woken for nothing, such as the cancel of an unknown id
+  }
+  current_.iteration = num_iterations_++;
+  current_.num_active = load_.num_running;
+  current_.num_queued = std::max<std::int64_t>(0, num_live_ - load_.num_running);
+  current_.pages_used = load_.pages_used;
+  current_.slots_used = load_.slots_used;
+  stats_.push_back(current_);
+  while (stats_.size() > static_cast<std::size_t>(config_.iter_stats_max_iterations)) {
+    stats_.pop_front();
+  }
+}
+
+}  // namespace deltaflash

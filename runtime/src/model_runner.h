@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plugins/common/slot_table.h"
+#include "runtime/src/device.h"
+#include "runtime/src/operators.h"
+#include "runtime/src/program.h"
+#include "runtime/src/safetensors.h"
+
+namespace deltaflash {
+
+/// What the runner reserves memory for.
+struct RunnerLimits {
+  std::int64_t num_slots;
+  std::int64_t max_tokens;  // of one step
+  std::int64_t num_pages;
+  std::int64_t page_size;
+  std::int64_t max_pages;   // of one slot
+  std::int64_t max_draft;   // a verify row has at most max_draft + 1 tokens
+  std::int64_t history_limit;  // of the replay ring; 0 = absorb at start
+  std::int64_t max_forced;  // test hooks; 0 = off
+};
+
+/// One row of a step. The device knows the slot's lengths; the host says who runs.
+struct StepRow {
+  std::int32_t slot;
+  std::int32_t num_tokens;  // prefill: of this chunk; verify: 1 + drafts
+  bool samples;             // verify rows always; prefill rows with their prompt's last chunk
+  bool all_logits;          // prefill: logits of every token of the chunk, not the last one's
+};
+
+/// One step of the network over packed rows.
+struct StepPlan {
+  bool prefill = false;
+  bool scripted_draft = false;  // verify: run the scripted drafter first
+  bool read_logits = false;
+  std::vector<StepRow> rows;
+  std::vector<std::int32_t> token_ids;  // prefill: packed
+  std::vector<std::int32_t> positions;  // prefill: [3, num_tokens]
+};
+
+/// What a step emitted, row by row of its plan.
+struct StepResult {
+  std::int64_t max_emitted = 0;
+  std::vector<std::int32_t> tokens;  // [num_rows, max_emitted]
+  std::vector<std::int32_t> num_emitted;
+  std::vector<std::int32_t> num_accepted;
+  std::vector<std::int32_t> finish_reason;
+  std::vector<std::int32_t> logit_start;  // first row of `logits` of each plan row
+  std::vector<float> logits;              // [num_logits, vocab_size], if read_logits
+};
+
+/// Weights, pools and steps of one model on one device. Steps are launched in order and read in
+/// order; a step may be launched before an older one has been read.
+class ModelRunner {
+ public:
+  /// Loads `program.json` and `weights/` of an engine directory.
+  /// Throws EngineError if they do not fit each other or the device.
+  ModelRunner(const std::filesystem::path& engine_dir, const RunnerLimits& limits,
+              std::unique_ptr<Device> device, Program program);
+
+  const ModelConfig& config() const { return memory_.config; }
+  std::int64_t max_logits() const { return max_logits_; }
+  std::string_view device_name() const { return device_->name(); }
+
+  /// Hands a slot to a sequence: its table entry, its pages and, for tests, its forced output and
+  /// draft script. Nothing of the slot's earlier life is read afterwards.
+  void admit(std::int32_t slot, const SlotState& state, std::span<const std::int32_t> pages,
+             std::span<const std::int32_t> forced, std::span<const std::int32_t> script);
+
+  /// Enqueues a step and its read-back.
+  void launch(const StepPlan& plan);
+
+  /// Waits for the oldest step that has not been read.
+  StepResult read();
+
+  std::size_t num_unread() const { return unread_.size(); }
+
+ private:
+  struct Unread {
+    StepResult result;
+    std::unique_ptr<Event> event;
+  };
+
+  void load_weights(const Program& program);
+  void allocate_pools(const Program& program);
+  template <typename T>
+  T* allocate(std::int64_t count);
+
+  RunnerLimits limits_;
+  std::int64_t max_logits_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::unique_ptr<Device> device_;  // after files_: weights are mapped for as long as it lives
+  ModelMemory memory_;
+  std::vector<Operator> prefill_;
+  std::vector<Operator> verify_;
+  std::vector<Operator> commit_;
+  const float* logits_ = nullptr;
+  std::deque<Unread> unread_;
+};
+
+}  // namespace deltaflash

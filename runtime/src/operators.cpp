@@ -1,0 +1,440 @@
+#include "runtime/src/operators.h"
+
+#include <array>
+#include <cmath>
+
+#include "plugins/common/error.h"
+
+namespace deltaflash {
+namespace {
+
+/// Looks things up for one op and says which op missed what.
+class Binder {
+ public:
+  Binder(const OpSpec& op, const ModelMemory& memory) : op_(op), memory_(memory) {}
+
+  /// The buffer under `key`; its rows must be at least `width` elements wide.
+  const Buffer& buffer(const std::string& key, std::int64_t width) const {
+    const auto name = op_.buffers.find(key);
+    if (name == op_.buffers.end()) {
+      fail("has no buffer \"" + key + "\"");
+    }
+    const auto found = memory_.buffers.find(name->second);
+    if (found == memory_.buffers.end()) {
+      fail("uses buffer \"" + name->second + "\", which the program does not declare");
+    }
+    if (found->second.spec.width < width) {
+      fail("needs " + std::to_string(width) + " columns of buffer \"" + name->second + "\", found " +
+           std::to_string(found->second.spec.width));
+    }
+    return found->second;
+  }
+
+  bool has_buffer(const std::string& key) const { return op_.buffers.contains(key); }
+
+  /// The data of the weight under `key`, checked for dtype and shape.
+  template <typename T>
+  const T* weight(const std::string& key, DType dtype,
+                  const std::vector<std::int64_t>& shape) const {
+    const auto name = op_.weights.find(key);
+    if (name == op_.weights.end()) {
+      fail("has no weight \"" + key + "\"");
+    }
+    const auto found = memory_.weights.find(name->second);
+    if (found == memory_.weights.end()) {
+      fail("uses weight \"" + name->second + "\", which the engine does not hold");
+    }
+    if (found->second.dtype != dtype || found->second.shape != shape) {
+      fail("weight \"" + name->second + "\" is " + describe(found->second.dtype, found->second.shape) +
+           ", expected " + describe(dtype, shape));
+    }
+    return static_cast<const T*>(found->second.data);
+  }
+
+  std::int64_t attr(const std::string& key, std::int64_t limit) const {
+    const auto found = op_.attrs.find(key);
+    if (found == op_.attrs.end()) {
+      fail("has no attribute \"" + key + "\"");
+    }
+    if (found->second < 0 || found->second >= limit) {
+      fail("attribute \"" + key + "\" is " + std::to_string(found->second) + ", expected 0.." +
+           std::to_string(limit - 1));
+    }
+    return found->second;
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw EngineError("program op " + op_.name() + " " + what);
+  }
+
+ private:
+  static std::string describe(DType dtype, const std::vector<std::int64_t>& shape) {
+    std::string text = std::string(name_of(dtype)) + " [";
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+      text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    }
+    return text + "]";
+  }
+
+  const OpSpec& op_;
+  const ModelMemory& memory_;
+};
+
+RowBatch rows_of(const StepShape& shape, const StepArrays& step) {
+  return {step.slots, step.row_start, shape.num_rows, shape.num_tokens};
+}
+
+/// A row count for buffers of either kind.
+std::int64_t rows_in(const Buffer& buffer, const StepShape& shape) {
+  return buffer.spec.rows == RowKind::kTokens ? shape.num_tokens : shape.num_logits;
+}
+
+const float* column(const Buffer& buffer, std::int64_t offset) {
+  return static_cast<const float*>(buffer.data) + offset;
+}
+
+PagedKv paged_kv(const ModelMemory& memory, std::int64_t layer) {
+  const KvLayer& pool = memory.kv_layers[static_cast<std::size_t>(layer)];
+  return {.keys = pool.keys,
+          .values = pool.values,
+          .page_table = memory.slot.page_table,
+          .max_pages = memory.slot.max_pages,
+          .page_size = memory.page_size,
+          .num_kv_heads = memory.config.num_kv_heads,
+          .head_dim = memory.config.head_dim,
+          .dtype = DType::kFloat32};
+}
+
+Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
+  const Binder bind(op, memory);
+  const auto found = memory.segments.find(op.segment);
+  if (found == memory.segments.end()) {
+    bind.fail("is not among the program's segments");
+  }
+  Segment* segment = found->second.get();
+  const Buffer& x = bind.buffer("x", 1);
+  const Buffer& out = bind.buffer("out", 1);
+  return [segment, x, out](const StepShape& shape, Stream stream) {
+    const std::array<const void*, 1> inputs{x.data};
+    const std::array<void*, 1> outputs{out.data};
+    segment->launch(stream, rows_in(out, shape), inputs, outputs);
+  };
+}
+
+Operator bind_embedding(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const Buffer& out = bind.buffer("out", config.hidden_size);
+  const Embedding args{
+      .ids = memory.step.token_ids,
+      .table = bind.weight<BFloat16>("table", DType::kBFloat16,
+                                     {config.vocab_size, config.hidden_size}),
+      .out = out.data,
+      .num_tokens = 0,
+      .vocab_size = config.vocab_size,
+      .hidden = config.hidden_size,
+      .dtype = out.spec.dtype};
+  return [args, run = plugins.embedding](const StepShape& shape, Stream stream) {
+    Embedding step = args;
+    step.num_tokens = shape.num_tokens;
+    run(step, stream);
+  };
+}
+
+Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const Buffer& x = bind.buffer("x", config.hidden_size);
+  const Buffer& out = bind.buffer("out", config.hidden_size);
+  const RmsNorm args{
+      .x = x.data,
+      .residual =
+          bind.has_buffer("residual") ? bind.buffer("residual", config.hidden_size).data : nullptr,
+      .weight = bind.weight<float>("weight", DType::kFloat32, {config.hidden_size}),
+      .out = out.data,
+      .num_tokens = 0,
+      .dim = config.hidden_size,
+      .eps = config.rms_norm_eps,
+      .unit_offset = bind.attr("unit_offset", 2) == 1,
+      .dtype = x.spec.dtype};
+  return [args, x, run = plugins.rms_norm](const StepShape& shape, Stream stream) {
+    RmsNorm step = args;
+    step.num_tokens = rows_in(x, shape);
+    run(step, stream);
+  };
+}
+
+Operator bind_causal_conv(const Binder& bind, const ModelMemory& memory,
+                          const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const Buffer& x = bind.buffer("x", config.conv_channels());
+  const std::int64_t layer = bind.attr("gdn_layer", config.num_gdn_layers);
+  const CausalConv args{
+      .x = x.data,
+      .x_stride = x.spec.width,
+      .weight = bind.weight<float>("weight", DType::kFloat32,
+                                   {config.conv_channels(), config.conv_kernel}),
+      .ring = memory.gdn_layers[static_cast<std::size_t>(layer)].conv_ring,
+      .out = bind.buffer("out", config.conv_channels()).data,
+      .table = memory.slot.table,
+      .rows = {},
+      .channels = config.conv_channels(),
+      .kernel = config.conv_kernel,
+      .ring_cols = memory.conv_ring_cols,
+      .dtype = x.spec.dtype};
+  return [args, &memory, run = plugins.causal_conv](const StepShape& shape, Stream stream) {
+    CausalConv step = args;
+    step.rows = rows_of(shape, memory.step);
+    run(step, stream);
+  };
+}
+
+Operator bind_gated_delta_net(const Binder& bind, const ModelMemory& memory,
+                              void (*run)(const GatedDeltaNet&, Stream)) {
+  const ModelConfig& config = memory.config;
+  const Buffer& qkv = bind.buffer("qkv", config.conv_channels());
+  const Buffer& ba = bind.buffer("ba", 2 * config.num_value_heads);
+  const std::int64_t layer = bind.attr("gdn_layer", config.num_gdn_layers);
+  const GdnLayer& pool = memory.gdn_layers[static_cast<std::size_t>(layer)];
+  const GatedDeltaNet args{
+      .qkv = qkv.data,
+      .qkv_stride = qkv.spec.width,
+      .ba = ba.data,
+      .ba_stride = ba.spec.width,
+      .a_log = bind.weight<float>("a_log", DType::kFloat32, {config.num_value_heads}),
+      .dt_bias = bind.weight<float>("dt_bias", DType::kFloat32, {config.num_value_heads}),
+      .state = pool.state,
+      .ring_d = pool.ring_d,
+      .ring_k = pool.ring_k,
+      .ring_g = pool.ring_g,
+      .out = bind.buffer("out", config.num_value_heads * config.value_dim).data,
+      .table = memory.slot.table,
+      .rows = {},
+      .num_key_heads = config.num_key_heads,
+      .num_value_heads = config.num_value_heads,
+      .key_dim = config.key_dim,
+      .value_dim = config.value_dim,
+      .ring_rows = memory.ring_rows,
+      .history_limit = memory.history_limit,
+      .dtype = qkv.spec.dtype,
+      .ring_dtype = DType::kFloat32};
+  return [args, &memory, run](const StepShape& shape, Stream stream) {
+    GatedDeltaNet step = args;
+    step.rows = rows_of(shape, memory.step);
+    run(step, stream);
+  };
+}
+
+Operator bind_gated_rms_norm(const Binder& bind, const ModelMemory& memory,
+                             const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const std::int64_t width = config.num_value_heads * config.value_dim;
+  const Buffer& x = bind.buffer("x", width);
+  const Buffer& z = bind.buffer("z", width);
+  const std::int64_t offset = bind.attr("z_offset", z.spec.width - width + 1);
+  const GatedRmsNorm args{.x = x.data,
+                          .z = column(z, offset),
+                          .z_stride = z.spec.width,
+                          .weight = bind.weight<float>("weight", DType::kFloat32,
+                                                       {config.value_dim}),
+                          .out = bind.buffer("out", width).data,
+                          .num_tokens = 0,
+                          .num_heads = config.num_value_heads,
+                          .head_dim = config.value_dim,
+                          .eps = config.rms_norm_eps,
+                          .dtype = x.spec.dtype};
+  return [args, run = plugins.gated_rms_norm](const StepShape& shape, Stream stream) {
+    GatedRmsNorm step = args;
+    step.num_tokens = shape.num_tokens;
+    run(step, stream);
+  };
+}
+
+/// Columns of a fused qkv projection: query and gate of every head, keys, values.
+std::int64_t qkv_width(const ModelConfig& config) {
+  return 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
+}
+
+Operator bind_rotary_kv_write(const Binder& bind, const ModelMemory& memory,
+                              const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const Buffer& qkv = bind.buffer("qkv", qkv_width(config));
+  const RotaryKvWrite args{
+      .qkv = qkv.data,
+      .qkv_stride = qkv.spec.width,
+      .q_norm = bind.weight<float>("q_norm", DType::kFloat32, {config.head_dim}),
+      .k_norm = bind.weight<float>("k_norm", DType::kFloat32, {config.head_dim}),
+      .inv_freq = memory.inv_freq,
+      .positions = memory.step.positions,
+      .section = {config.mrope_section[0], config.mrope_section[1], config.mrope_section[2]},
+      .q_out = bind.buffer("out", config.num_heads * config.head_dim).data,
+      .kv = paged_kv(memory, bind.attr("kv_layer", config.num_attention_layers)),
+      .table = memory.slot.table,
+      .rows = {},
+      .num_heads = config.num_heads,
+      .rotary_dim = config.rotary_dim,
+      .attention_factor = config.attention_factor,
+      .eps = config.rms_norm_eps,
+      .dtype = qkv.spec.dtype};
+  return [args, &memory, run = plugins.rotary_kv_write](const StepShape& shape, Stream stream) {
+    RotaryKvWrite step = args;
+    step.rows = rows_of(shape, memory.step);
+    run(step, stream);
+  };
+}
+
+Operator bind_gated_attention(const Binder& bind, const ModelMemory& memory,
+                              const PluginTable& plugins) {
+  const ModelConfig& config = memory.config;
+  const std::int64_t width = config.num_heads * config.head_dim;
+  const Buffer& q = bind.buffer("q", width);
+  const Buffer& qkv = bind.buffer("qkv", qkv_width(config));
+  const GatedAttention args{
+      .q = q.data,
+      .gate = column(qkv, config.head_dim),
+      .gate_stride = qkv.spec.width,
+      .gate_head_stride = 2 * config.head_dim,
+      .out = bind.buffer("out", width).data,
+      .kv = paged_kv(memory, bind.attr("kv_layer", config.num_attention_layers)),
+      .table = memory.slot.table,
+      .rows = {},
+      .num_heads = config.num_heads,
+      .scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim)),
+      .dtype = q.spec.dtype};
+  return [args, &memory, run = plugins.gated_attention](const StepShape& shape, Stream stream) {
+    GatedAttention step = args;
+    step.rows = rows_of(shape, memory.step);
+    run(step, stream);
+  };
+}
+
+Operator bind_silu_mul(const Binder& bind, const PluginTable& plugins) {
+  const Buffer& gate_up = bind.buffer("gate_up", 2);
+  const std::int64_t dim = gate_up.spec.width / 2;
+  const SiluMul args{.gate_up = gate_up.data,
+                     .out = bind.buffer("out", dim).data,
+                     .num_tokens = 0,
+                     .dim = dim,
+                     .dtype = gate_up.spec.dtype};
+  return [args, run = plugins.silu_mul](const StepShape& shape, Stream stream) {
+    SiluMul step = args;
+    step.num_tokens = shape.num_tokens;
+    run(step, stream);
+  };
+}
+
+Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
+                          const PluginTable& plugins) {
+  const Buffer& x = bind.buffer("x", 1);
+  const GatherRows args{.x = x.data,
+                        .index = memory.step.logit_index,
+                        .out = bind.buffer("out", x.spec.width).data,
+                        .num_out = 0,
+                        .dim = x.spec.width,
+                        .dtype = x.spec.dtype};
+  return [args, run = plugins.gather_rows](const StepShape& shape, Stream stream) {
+    GatherRows step = args;
+    step.num_out = shape.num_logits;
+    run(step, stream);
+  };
+}
+
+Operator bind_round_metadata(const ModelMemory& memory, const PluginTable& plugins) {
+  return [&memory, run = plugins.round_metadata](const StepShape& shape, Stream stream) {
+    run({.table = memory.slot.table,
+         .draft_ids = memory.slot.draft_ids,
+         .max_draft = memory.slot.max_draft,
+         .rows = rows_of(shape, memory.step),
+         .token_ids = memory.step.token_ids,
+         .positions = memory.step.positions},
+        stream);
+  };
+}
+
+Operator bind_sample_accept(const Binder& bind, const ModelMemory& memory,
+                            const PluginTable& plugins) {
+  const Buffer& logits = bind.buffer("logits", memory.config.vocab_size);
+  const auto* values = static_cast<const float*>(logits.data);
+  return [values, &memory, run = plugins.sample_accept](const StepShape& shape, Stream stream) {
+    run({.logits = values,
+         .vocab_size = memory.config.vocab_size,
+         .table = memory.slot.table,
+         .rows = rows_of(shape, memory.step),
+         .sample_start = memory.step.sample_start,
+         .sample_len = memory.step.sample_len,
+         .draft_ids = memory.slot.draft_ids,
+         .max_draft = memory.slot.max_draft,
+         .forced = memory.slot.forced,
+         .max_forced = memory.slot.max_forced,
+         .tokens = memory.step.tokens,
+         .num_emitted = memory.step.num_emitted,
+         .num_accepted = memory.step.num_accepted,
+         .finish_reason = memory.step.finish_reason},
+        stream);
+  };
+}
+
+Operator bind_commit_round(const ModelMemory& memory, const PluginTable& plugins) {
+  return [&memory, run = plugins.commit_round](const StepShape& shape, Stream stream) {
+    run({.table = memory.slot.table,
+         .rows = rows_of(shape, memory.step),
+         .tokens = memory.step.tokens,
+         .max_emitted = memory.slot.max_draft + 1,
+         .num_emitted = memory.step.num_emitted,
+         .finish_reason = memory.step.finish_reason,
+         .ring_rows = memory.ring_rows,
+         .history_limit = memory.history_limit,
+         .prefill = shape.prefill},
+        stream);
+  };
+}
+
+}  // namespace
+
+Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const PluginTable& plugins) {
+  if (!op.segment.empty()) {
+    return bind_segment(op, memory);
+  }
+  const Binder bind(op, memory);
+  const std::string& name = op.plugin;
+  if (name == "embedding") {
+    return bind_embedding(bind, memory, plugins);
+  }
+  if (name == "rms_norm") {
+    return bind_rms_norm(bind, memory, plugins);
+  }
+  if (name == "causal_conv") {
+    return bind_causal_conv(bind, memory, plugins);
+  }
+  if (name == "gated_delta_net_prefill") {
+    return bind_gated_delta_net(bind, memory, plugins.gated_delta_net_prefill);
+  }
+  if (name == "gated_delta_net_verify") {
+    return bind_gated_delta_net(bind, memory, plugins.gated_delta_net_verify);
+  }
+  if (name == "gated_rms_norm") {
+    return bind_gated_rms_norm(bind, memory, plugins);
+  }
+  if (name == "rotary_kv_write") {
+    return bind_rotary_kv_write(bind, memory, plugins);
+  }
+  if (name == "gated_attention") {
+    return bind_gated_attention(bind, memory, plugins);
+  }
+  if (name == "silu_mul") {
+    return bind_silu_mul(bind, plugins);
+  }
+  if (name == "gather_rows") {
+    return bind_gather_rows(bind, memory, plugins);
+  }
+  if (name == "round_metadata") {
+    return bind_round_metadata(memory, plugins);
+  }
+  if (name == "sample_accept") {
+    return bind_sample_accept(bind, memory, plugins);
+  }
+  if (name == "commit_round") {
+    return bind_commit_round(memory, plugins);
+  }
+  bind.fail("is not a plugin of this runtime");
+}
+
+}  // namespace deltaflash

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plugins/common/slot_table.h"
+#include "runtime/src/device.h"
+#include "runtime/src/program.h"
+
+namespace deltaflash {
+
+/// Device memory that every step writes anew: who runs, on what, and what came out.
+struct StepArrays {
+  std::int32_t* slots;         // [max_rows]
+  std::int32_t* row_start;     // [max_rows + 1]
+  std::int32_t* token_ids;     // [max_tokens]
+  std::int32_t* positions;     // [3, num_tokens of the step]
+  std::int32_t* logit_index;   // [max_logits]; token rows whose logits a prefill step needs
+  std::int32_t* sample_start;  // [max_rows]
+  std::int32_t* sample_len;    // [max_rows]
+  std::int32_t* tokens;        // [max_rows, max_draft + 1]
+  std::int32_t* num_emitted;   // [max_rows]
+  std::int32_t* num_accepted;  // [max_rows]
+  std::int32_t* finish_reason; // [max_rows]
+};
+
+/// Device memory that belongs to slots.
+struct SlotArrays {
+  SlotState* table;          // [num_slots]
+  std::int32_t* page_table;  // [num_slots, max_pages]
+  std::int32_t* draft_ids;   // [num_slots, max_draft]
+  std::int32_t* forced;      // [num_slots, max_forced]
+  std::int32_t* script;      // [num_slots, max_forced]
+  std::int64_t max_pages;
+  std::int64_t max_draft;
+  std::int64_t max_forced;
+};
+
+/// One layer's share of the GDN pools.
+struct GdnLayer {
+  float* state;
+  void* ring_d;
+  void* ring_k;
+  float* ring_g;
+  void* conv_ring;
+};
+
+/// One layer's share of the KV pool.
+struct KvLayer {
+  void* keys;
+  void* values;
+};
+
+struct Buffer {
+  void* data;
+  BufferSpec spec;
+};
+
+struct Weight {
+  const void* data;  // device memory
+  DType dtype;
+  std::vector<std::int64_t> shape;
+};
+
+/// Everything an op may be bound to. Outlives the operators.
+struct ModelMemory {
+  ModelConfig config;
+  std::map<std::string, Buffer> buffers;
+  std::map<std::string, Weight> weights;
+  std::map<std::string, std::unique_ptr<Segment>> segments;
+  std::vector<GdnLayer> gdn_layers;
+  std::vector<KvLayer> kv_layers;
+  const float* inv_freq;  // device memory
+  StepArrays step;
+  SlotArrays slot;
+  std::int64_t page_size;
+  std::int64_t conv_ring_cols;
+  std::int64_t ring_rows;
+  std::int64_t history_limit;
+};
+
+/// The sizes of the step at hand.
+struct StepShape {
+  std::int64_t num_rows;
+  std::int64_t num_tokens;
+  std::int64_t num_logits;
+  bool prefill;
+};
+
+using Operator = std::function<void(const StepShape&, Stream)>;
+
+/// Binds an op of the program to memory and to the plugins of a device, so that running a step is
+/// calling its operators in order. Throws EngineError for an op, buffer or weight that is unknown
+/// or of the wrong size.
+Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const PluginTable& plugins);
+
+}  // namespace deltaflash

@@ -1,0 +1,182 @@
+#include "runtime/src/scheduler.h"
+
+#include <algorithm>
+
+namespace deltaflash {
+
+Scheduler::Scheduler(const ExecutorConfig& config, std::int64_t num_pages, std::int64_t max_logits)
+    : config_(config), max_logits_(max_logits), pages_(num_pages, config.kv_page_size) {
+  for (std::int32_t slot = config.max_batch_size - 1; slot >= 0; --slot) {
+    free_slots_.push_back(slot);
+  }
+}
+
+void Scheduler::enqueue(std::shared_ptr<Sequence> sequence) {
+  waiting_.push_back(std::move(sequence));
+}
+
+std::int64_t Scheduler::pages_needed(std::int64_t num_tokens) const {
+  // A finished row may run idle rounds, and those write up to two rows of drafts past its end.
+  return pages_.pages_for(num_tokens + 2 * (config_.max_draft_tokens + std::int64_t{1}));
+}
+
+std::int64_t Scheduler::num_slots_used() const {
+  return config_.max_batch_size - static_cast<std::int64_t>(free_slots_.size());
+}
+
+std::vector<std::shared_ptr<Sequence>> Scheduler::admit() {
+  std::vector<std::shared_ptr<Sequence>> admitted;
+  std::vector<std::shared_ptr<Sequence>> passed;
+  for (auto next = waiting_.begin(); next != waiting_.end() && !free_slots_.empty();) {
+    const std::shared_ptr<Sequence> sequence = *next;
+    const std::int64_t needed =
+        pages_needed(sequence->num_prompt_tokens() + sequence->max_tokens);
+    if (needed > pages_.num_free()) {
+      if (sequence->num_passes >= config_.max_admission_passes) {
+        break;
+      }
+      passed.push_back(sequence);
+      ++next;
+      continue;
+    }
+    for (const auto& earlier : passed) {
+      ++earlier->num_passes;
+    }
+    sequence->slot = free_slots_.back();
+    free_slots_.pop_back();
+    sequence->pages = pages_.take(needed);
+    sequence->stage = Stage::kPrefill;
+    running_.push_back(sequence);
+    admitted.push_back(sequence);
+    next = waiting_.erase(next);
+    if (std::any_of(passed.begin(), passed.end(), [this](const auto& earlier) {
+          return earlier->num_passes >= config_.max_admission_passes;
+        })) {
+      break;
+    }
+  }
+  return admitted;
+}
+
+std::int64_t Scheduler::verify_len(const Sequence& sequence) const {
+  if (sequence.request.draft_script.empty()) {
+    return 1;
+  }
+  const std::int64_t room = sequence.max_tokens - sequence.num_emitted - 1;
+  return 1 + std::clamp<std::int64_t>(room, 0, config_.max_draft_tokens);
+}
+
+bool Scheduler::takes_part(const Sequence& sequence) const {
+  // Each emitting step in flight emits at least one token, if the sequence still runs by then.
+  return sequence.stage == Stage::kDecode &&
+         sequence.num_emitted + sequence.num_sampling_in_flight < sequence.max_tokens;
+}
+
+ScheduledStep Scheduler::plan_prefill() {
+  ScheduledStep step;
+  step.plan.prefill = true;
+  std::int64_t budget = config_.max_num_tokens;
+  for (const auto& sequence : running_) {
+    if (takes_part(*sequence)) {
+      budget -= verify_len(*sequence);
+    }
+  }
+  std::int64_t logits_left = max_logits_;
+  std::vector<std::int32_t> positions;
+  for (const auto& sequence : running_) {
+    if (sequence->stage != Stage::kPrefill) {
+      continue;
+    }
+    const std::int64_t begin = sequence->num_prefilled;
+    const std::int64_t left = sequence->num_prompt_tokens() - begin;
+    const bool all_logits = sequence->request.output.return_context_logits;
+    std::int64_t most = std::min<std::int64_t>(budget, config_.max_prefill_chunk);
+    most = all_logits ? std::min(most, logits_left) : (logits_left > 0 ? most : 0);
+    std::int64_t count = std::min(left, most);
+    if (count < left && config_.max_prefill_chunk >= kPrefillAlignment) {
+      count = (begin + count) / kPrefillAlignment * kPrefillAlignment - begin;
+    }
+    if (count <= 0) {
+      break;
+    }
+    const bool last = count == left;
+    const auto first = sequence->request.input_token_ids.begin() + begin;
+    step.plan.token_ids.insert(step.plan.token_ids.end(), first, first + count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      positions.push_back(static_cast<std::int32_t>(begin + i));
+    }
+    step.plan.rows.push_back({.slot = sequence->slot,
+                              .num_tokens = static_cast<std::int32_t>(count),
+                              .samples = last,
+                              .all_logits = all_logits});
+    step.plan.read_logits |=
+        all_logits || (last && sequence->request.output.return_generation_logits);
+    step.rows.push_back(sequence);
+    budget -= count;
+    logits_left -= all_logits ? count : static_cast<std::int64_t>(last);
+    sequence->num_prefilled += count;
+    ++sequence->num_in_flight;
+    if (last) {
+      sequence->stage = Stage::kDecode;
+      ++sequence->num_sampling_in_flight;
+    }
+  }
+  // Text positions are the same on all three axes.
+  for (int axis = 0; axis < 3; ++axis) {
+    step.plan.positions.insert(step.plan.positions.end(), positions.begin(), positions.end());
+  }
+  return step;
+}
+
+ScheduledStep Scheduler::plan_verify() {
+  ScheduledStep step;
+  for (const auto& sequence : running_) {
+    if (!takes_part(*sequence)) {
+      continue;
+    }
+    step.plan.rows.push_back({.slot = sequence->slot,
+                              .num_tokens = static_cast<std::int32_t>(verify_len(*sequence)),
+                              .samples = true,
+                              .all_logits = true});
+    step.plan.scripted_draft |= !sequence->request.draft_script.empty();
+    step.plan.read_logits |= sequence->request.output.return_generation_logits;
+    step.rows.push_back(sequence);
+    ++sequence->num_in_flight;
+    ++sequence->num_sampling_in_flight;
+  }
+  return step;
+}
+
+void Scheduler::finish(const std::shared_ptr<Sequence>& sequence) {
+  if (sequence->stage == Stage::kQueued) {
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
+  }
+  sequence->stage = Stage::kFinished;
+  if (sequence->num_in_flight == 0) {
+    release(*sequence);
+  }
+}
+
+void Scheduler::step_read(const ScheduledStep& step) {
+  for (std::size_t row = 0; row < step.rows.size(); ++row) {
+    Sequence& sequence = *step.rows[row];
+    --sequence.num_in_flight;
+    sequence.num_sampling_in_flight -= static_cast<std::int32_t>(step.plan.rows[row].samples);
+    if (sequence.stage == Stage::kFinished && sequence.num_in_flight == 0) {
+      release(sequence);
+    }
+  }
+}
+
+void Scheduler::release(Sequence& sequence) {
+  if (sequence.slot < 0) {
+    return;
+  }
+  free_slots_.push_back(sequence.slot);
+  pages_.give_back(sequence.pages);
+  sequence.slot = -1;
+  sequence.pages.clear();
+  std::erase_if(running_, [&](const auto& running) { return running.get() == &sequence; });
+}
+
+}  // namespace deltaflash

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugins/common/slot_table.h"
+
+namespace deltaflash {
+
+using RequestId = std::uint64_t;
+using TokenId = std::int32_t;
+
+/// How the next token is chosen. Names and order of the filters as in sampling.h.
+struct SamplingConfig {
+  float temperature = 0.0F;           // >= 0; 0 = greedy
+  std::int32_t top_k = 0;             // >= 0; 0 = off
+  float top_p = 1.0F;                 // (0, 1]; 1 = off
+  float min_p = 0.0F;                 // [0, 1); 0 = off
+  std::optional<std::uint64_t> seed;  // drawn at random if absent
+};
+
+/// What comes back besides text and token ids.
+struct OutputConfig {
+  bool return_context_logits = false;     // of every prompt token, on the final response
+  bool return_generation_logits = false;  // of every emitted token, on the final response
+};
+
+/// One call. Names follow the TensorRT-LLM Executor API where it has the thing.
+struct Request {
+  std::vector<TokenId> input_token_ids;    // at least one, each in [0, vocab_size)
+  std::optional<std::int32_t> max_tokens;  // >= 1; absent = ExecutorConfig::default_max_tokens
+  SamplingConfig sampling;
+  OutputConfig output;
+  std::optional<std::vector<TokenId>> end_ids;  // absent = the engine's; at most kMaxEndIds
+  bool ignore_end_ids = false;
+  std::vector<std::string> stop_strings;
+  bool include_stop = false;         // keep the matched stop string in the text
+  bool skip_special_tokens = true;   // leave special tokens out of the text
+  std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
+  std::string client_id;             // for logs only
+  // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
+  std::vector<TokenId> forced_tokens;       // what the target says, in place of its own choice
+  std::vector<std::int32_t> draft_script;   // accept length of each round; drafts forced_tokens
+};
+
+/// Steady-clock times (ns) and counts of one request.
+struct RequestStats {
+  std::int64_t arrival_ns = 0;
+  std::int64_t first_scheduled_ns = 0;  // 0 if it never left the queue
+  std::int64_t first_token_ns = 0;
+  std::int64_t last_token_ns = 0;
+  std::int64_t num_prefill_chunks = 0;
+  std::int64_t num_steps = 0;     // verify rounds that emitted something
+  std::int64_t num_drafted = 0;   // draft tokens verified
+  std::int64_t num_accepted = 0;  // of these, accepted and emitted
+};
+
+/// Rows of fp32 logits.
+struct LogitRows {
+  std::int64_t num_rows = 0;
+  std::vector<float> values;  // [num_rows, vocab_size]
+};
+
+/// What became of a request since its last response. Exactly one final response comes for each
+/// id that enqueue_request returned.
+struct Response {
+  RequestId request_id = 0;
+  std::string text;                // delta, valid UTF-8
+  std::vector<TokenId> token_ids;  // delta: ids emitted
+  bool is_final = false;
+  FinishReason finish_reason = FinishReason::kNotFinished;
+  std::optional<std::string> stop_string;  // which one matched (kStopWords)
+  std::optional<TokenId> end_id;           // which one came (kEndId)
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t num_completion_tokens = 0;  // so far
+  std::optional<std::string> error;        // the engine was lost; the request may be retried
+  RequestStats stats;
+  LogitRows context_logits;
+  LogitRows generation_logits;
+};
+
+struct ExecutorConfig {
+  std::int32_t max_batch_size = 8;          // slots
+  std::int32_t max_num_tokens = 512;        // token budget of one step: decode rows + prefill chunks
+  std::int32_t max_prefill_chunk = 256;     // longest piece of one prompt in a step
+  std::int32_t max_queue_size = 256;        // requests that may wait
+  std::int64_t max_queued_tokens = 1 << 20; // prompt tokens that may wait
+  std::int32_t kv_page_size = 32;           // tokens
+  std::int64_t max_kv_tokens = 0;           // pool size; 0 = max_batch_size * min(context, 4096)
+  std::int32_t default_max_tokens = 1024;
+  std::int32_t max_draft_tokens = 0;        // longest draft; a verify row has one token more
+  std::int32_t max_rounds_in_flight = 1;    // rounds launched but not read, 1 or 2
+  std::int32_t num_threads = 0;             // CPU backend; 0 = all cores
+  std::int32_t iter_stats_max_iterations = 1000;
+  std::int32_t max_scripted_tokens = 0;     // > 0 turns the test hooks on
+  std::int32_t ring_history = 0;            // L of the flush rule; 0 = absorb at start
+  std::int32_t max_admission_passes = 16;   // requests that may pass one that does not fit
+};
+
+/// One iteration of the loop.
+struct IterationStats {
+  std::int64_t iteration = 0;
+  std::int64_t timestamp_ns = 0;  // steady clock, at its end
+  std::int64_t latency_ns = 0;
+  std::int64_t num_active = 0;
+  std::int64_t num_queued = 0;
+  std::int64_t num_context_tokens = 0;
+  std::int64_t num_generation_rows = 0;
+  std::int64_t num_emitted_tokens = 0;
+  std::int64_t num_drafted = 0;
+  std::int64_t num_accepted = 0;
+  std::int64_t num_completed = 0;
+  std::int64_t pages_used = 0;
+  std::int64_t slots_used = 0;
+};
+
+struct LoadReport {
+  std::int64_t num_running = 0;
+  std::int64_t num_queued = 0;
+  std::int64_t num_queued_tokens = 0;
+  std::int64_t slots_used = 0;
+  std::int64_t slots_total = 0;
+  std::int64_t pages_used = 0;
+  std::int64_t pages_total = 0;
+  std::int64_t page_size = 0;
+  std::int64_t silence_ns = 0;        // since the loop last finished an iteration; 0 when idle
+  std::int64_t oldest_queued_ns = 0;  // age of the oldest waiting request; 0 when none waits
+};
+
+}  // namespace deltaflash
