@@ -62,8 +62,8 @@ class AsyncEventStream(abc.ABC, Generic[MessageT, EventT]):
     """The events of one request, read by one task.
 
     It ends the request on the server when it is closed, when an `async with` block ends, when the
-    reading task is cancelled, and when the last reference to it goes; gRPC itself does not do the
-    last (grpc/grpc#43462). Once it has failed, reading on raises the same error again.
+    reading task is cancelled, and when the last reference to it goes; grpc.aio itself does not do
+    the last (grpc/grpc#43462). Once it has failed, reading on raises the same error again.
     """
 
     _dropped_open = False  # until __init__ is through, for __del__

@@ -1,7 +1,6 @@
 """Streams of the blocking client."""
 
 import abc
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -52,11 +51,9 @@ class EventStream(abc.ABC, Generic[MessageT, EventT]):
     """The events of one request, read by one thread.
 
     It ends the request on the server when it is closed, when a `with` block ends, and when the last
-    reference to it goes; gRPC itself does not do the last (grpc/grpc#43462). `close` may be called
-    from any thread. Once it has failed, reading on raises the same error again.
+    reference to it goes: gRPC's own call object, held by nobody else, does the last. `close` may be
+    called from any thread. Once it has failed, reading on raises the same error again.
     """
-
-    _dropped_open = False  # until __init__ is through, for __del__
 
     def __init__(self, start: Callable[[float | None], Call[MessageT]], attempts: Attempts) -> None:
         """Sends the request.
@@ -73,7 +70,6 @@ class EventStream(abc.ABC, Generic[MessageT, EventT]):
         self._close_requested = threading.Event()
         self._lock = threading.Lock()
         self._call = start(attempts.remaining_s())
-        self._dropped_open = True
 
     @abc.abstractmethod
     def _decode(self, message: MessageT) -> EventT | None:
@@ -149,7 +145,6 @@ class EventStream(abc.ABC, Generic[MessageT, EventT]):
         if event is not None:
             raise ProtocolError(f"an event after the last one: {event}")
         self._ended = True
-        self._dropped_open = False
 
     def _restart(self, delay_s: float) -> None:
         self._close_requested.wait(delay_s)
@@ -161,7 +156,6 @@ class EventStream(abc.ABC, Generic[MessageT, EventT]):
         """Ends the request on the server; harmless after its end and when called again."""
         with self._lock:
             self._close_requested.set()
-            self._dropped_open = False
             self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -176,12 +170,6 @@ class EventStream(abc.ABC, Generic[MessageT, EventT]):
     ) -> None:
         """Closes the stream."""
         self.close()
-
-    def __del__(self) -> None:
-        """Ends the request of a stream that was dropped before its end."""
-        if self._dropped_open:
-            with contextlib.suppress(Exception):  # the interpreter may be shutting down
-                self._call.cancel()
 
 
 class GenerationStream(
