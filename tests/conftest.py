@@ -19,12 +19,12 @@ DATA = Path(__file__).parent / "data"
 @pytest.fixture(scope="session")
 def engine_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Both tiny checkpoints as engine directories, by name."""
-    from build_engine.pack import pack
+    from build_engine.pack import PackOptions, pack
 
     root = tmp_path_factory.mktemp("engines")
     engines = {}
     for name in ("tiny_qwen3_5", "tiny_ratio3"):
-        pack(DATA / name, root / name)
+        pack(DATA / name, root / name, PackOptions(created="2026-01-01T00:00:00Z"))
         engines[name] = root / name
     return engines
 

@@ -111,6 +111,7 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
       engine_dir,
       RunnerLimits{.num_slots = config_.max_batch_size,
                    .max_tokens = config_.max_num_tokens,
+                   .max_prefill_chunk = std::min(config_.max_prefill_chunk, config_.max_num_tokens),
                    .num_pages = num_pages,
                    .page_size = config_.kv_page_size,
                    .max_pages = std::min(num_pages, pages_for(model.context_len + 2 * row)),

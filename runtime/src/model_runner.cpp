@@ -10,9 +10,6 @@
 namespace deltaflash {
 namespace {
 
-/// Context logits are read in pieces of at least this many rows.
-constexpr std::int64_t kMinLogitRows = 64;
-
 std::int64_t power_of_two_at_least(std::int64_t value) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(value)));
 }
@@ -40,7 +37,7 @@ void collect_weights(const std::vector<OpSpec>& ops, std::set<std::string>& used
 ModelRunner::ModelRunner(const std::filesystem::path& engine_dir, const RunnerLimits& limits,
                          std::unique_ptr<Device> device, Program program)
     : limits_(limits),
-      max_logits_(std::max(kMinLogitRows, limits.num_slots * (limits.max_draft + 1))),
+      max_logits_(std::max(limits.max_prefill_chunk, limits.num_slots * (limits.max_draft + 1))),
       device_(std::move(device)) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(engine_dir / "weights")) {

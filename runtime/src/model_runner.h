@@ -20,6 +20,7 @@ namespace deltaflash {
 struct RunnerLimits {
   std::int64_t num_slots;
   std::int64_t max_tokens;  // of one step
+  std::int64_t max_prefill_chunk;  // longest prefill row; may ask for the logits of all its tokens
   std::int64_t num_pages;
   std::int64_t page_size;
   std::int64_t max_pages;   // of one slot

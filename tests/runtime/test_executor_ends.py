@@ -135,12 +135,10 @@ def test_stop_string_never_leaks_and_false_starts_come_whole(
 
 def test_stop_inside_a_token(scripted: Executor) -> None:
     """Known bug T4: the cut is made in the text, not at token borders."""
-    (inside,) = (
-        token_id
-        for token_id in range(256, 500)
-        if TOKENIZER.decode([token_id]) == " the"
-    ) if TOKENIZER.token_to_id("Ġthe") is not None else (text_ids("the")[0],)
+    inside = max(range(256, 500), key=lambda token_id: len(TOKENIZER.id_to_token(token_id)))
     text = TOKENIZER.decode([inside])
+    assert text.isascii()
+    assert len(text) >= 3
     stop = text[1:-1]
     assert stop
     result = say(scripted, [10, inside, 11], stop_strings=[stop])
@@ -212,7 +210,7 @@ def test_cancel_storm_leaves_nothing_behind(
     """Known bugs S4, S12: seats, pages and tables come back after thousands of random cancels."""
     rng = random.Random(7)
     executor = make_executor(
-        max_batch_size=4, max_queue_size=64, max_rounds_in_flight=rounds_in_flight
+        max_batch_size=4, max_queue_size=3000, max_rounds_in_flight=rounds_in_flight
     )
     collector = Collector(executor)
     live: list[int] = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import DATA, load_expected
 from executor_client import Collector, run, wait_idle
-from safetensors.numpy import load_file
+from reference.qwen3_5 import load_safetensors
 
 from runtime import FinishReason, OutputConfig, Request, SamplingConfig
 
@@ -28,7 +28,10 @@ TEXT_CASES = [
     ("tiny_ratio3", "long"),
 ]
 LOGITS = OutputConfig(return_context_logits=True, return_generation_logits=True)
-TOLERANCE = 2e-4  # of fp32 logits against transformers' fp32 run
+# Largest difference of fp32 logits from transformers' fp32 run. The second checkpoint's logits are
+# twice as large (rms 5.7 against 2.9), and with them the rounding of both sides: its recording
+# differs from a float64 run by 1.5e-4 itself.
+TOLERANCE = {"tiny_qwen3_5": 2e-4, "tiny_ratio3": 4e-4}
 
 
 @pytest.mark.parametrize("chunk", [256, 64, 7, 3, 1])
@@ -41,7 +44,7 @@ def test_recorded_ids_and_logits(
     chunk: int,
 ) -> None:
     expected = load_expected(checkpoint)["cases"][case]
-    tensors = load_file(DATA / checkpoint / "expected_tensors.safetensors")
+    tensors = load_safetensors(DATA / checkpoint / "expected_tensors.safetensors")
     greedy = expected["fp32"]["greedy"]
     executor = make_executor(engine_dirs[checkpoint], max_prefill_chunk=chunk)
 
@@ -57,10 +60,10 @@ def test_recorded_ids_and_logits(
     assert result.context_logits.shape[0] == len(expected["input_ids"])
     recorded = tensors[f"{case}.logits"]
     np.testing.assert_allclose(
-        result.context_logits[-len(recorded) :], recorded, rtol=0, atol=TOLERANCE
+        result.context_logits[-len(recorded) :], recorded, rtol=0, atol=TOLERANCE[checkpoint]
     )
     np.testing.assert_allclose(
-        result.generation_logits, tensors[f"{case}.decode_logits"], rtol=0, atol=TOLERANCE
+        result.generation_logits, tensors[f"{case}.decode_logits"], rtol=0, atol=TOLERANCE[checkpoint]
     )
     assert result.stats is not None
     assert result.stats.num_prefill_chunks == -(-len(expected["input_ids"]) // chunk)
@@ -198,7 +201,7 @@ def test_drafts_change_the_steps_but_not_the_output(
     assert expected.generation_logits is not None
     # The window form sums in another order than token by token: rounding, no more.
     np.testing.assert_allclose(
-        got.generation_logits, expected.generation_logits, rtol=0, atol=5 * TOLERANCE
+        got.generation_logits, expected.generation_logits, rtol=0, atol=5 * TOLERANCE[checkpoint]
     )
     assert got.stats is not None
     if script == [7]:

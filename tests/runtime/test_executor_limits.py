@@ -87,7 +87,7 @@ def test_more_tokens_than_the_pool_holds_are_refused(
     make_executor: Callable[..., Executor],
 ) -> None:
     executor = make_executor(max_kv_tokens=256)
-    with pytest.raises(ValueError, match=r"max_tokens: 1000, expected at most 24\d"):
+    with pytest.raises(ValueError, match=r"max_tokens: 1000, expected at most 25\d"):
         executor.enqueue_request(Request([1, 2], 1000))
     with pytest.raises(ValueError, match="room of the KV cache"):
         executor.enqueue_request(Request([1] * 300, 1))
