@@ -47,7 +47,8 @@ struct RowBatch {
   const std::int32_t* slots;      // [num_rows]; -1 marks a padded row: touch nothing
   const std::int32_t* row_start;  // [num_rows + 1]
   std::int64_t num_rows;
-  std::int64_t num_tokens;  // row_start[num_rows] at most; the packed width of all token buffers
+  std::int64_t num_tokens;      // packed width of the token buffers, >= row_start[num_rows]
+  std::int64_t max_row_tokens;  // no row is longer
 };
 
 }  // namespace deltaflash

@@ -2,7 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
-#include <new>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -79,6 +79,8 @@ class CpuDevice final : public Device {
     return address;
   }
 
+  void* allocate_host(std::size_t num_bytes) override { return allocate(num_bytes); }
+
   const void* place_weight(const void* host, std::size_t /*num_bytes*/) override { return host; }
 
   void upload(void* device, const void* host, std::size_t num_bytes) override {
@@ -94,6 +96,12 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Event> record() override { return std::make_unique<CpuEvent>(); }
+
+  bool can_capture() const override { return false; }
+
+  std::unique_ptr<Graph> capture(const std::function<void()>& /*work*/) override {
+    throw std::logic_error("the CPU backend has no graphs");
+  }
 
   Stream stream() override { return {&pool_}; }
 

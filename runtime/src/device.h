@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -77,6 +78,13 @@ class Event {
   virtual void wait() = 0;
 };
 
+/// Captured work that can be launched again and again with one call.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void launch() = 0;
+};
+
 /// Memory, one stream, the ops and the provider of segments. One thread uses a device.
 class Device {
  public:
@@ -86,6 +94,9 @@ class Device {
   /// Zero-filled, at least 64-byte aligned; lives as long as the device.
   virtual void* allocate(std::size_t num_bytes) = 0;
 
+  /// Host memory that ops can read and write as well; lives as long as the device.
+  virtual void* allocate_host(std::size_t num_bytes) = 0;
+
   /// Makes mapped weights readable for the ops; the mapping must outlive the device.
   virtual const void* place_weight(const void* host, std::size_t num_bytes) = 0;
 
@@ -94,6 +105,13 @@ class Device {
   virtual void upload(void* device, const void* host, std::size_t num_bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t num_bytes) = 0;
   virtual std::unique_ptr<Event> record() = 0;
+
+  /// Whether `capture` works. Where it does, verify rounds run as graphs of bucketed shapes;
+  /// elsewhere they run op by op in exact shapes.
+  virtual bool can_capture() const = 0;
+
+  /// What `work` enqueues on `stream()`, without running it.
+  virtual std::unique_ptr<Graph> capture(const std::function<void()>& work) = 0;
 
   virtual Stream stream() = 0;
   virtual const PluginTable& plugins() const = 0;

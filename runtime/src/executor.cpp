@@ -10,6 +10,8 @@
 namespace deltaflash {
 namespace {
 
+/// Verify kernels take rows of up to 16 tokens.
+constexpr std::int32_t kMaxDraftTokens = 15;
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
 
 std::int64_t now_ns() {
@@ -43,6 +45,10 @@ void check_config(const ExecutorConfig& config) {
   at_least("max_admission_passes", config.max_admission_passes, 0);
   if (config.max_rounds_in_flight < 1 || config.max_rounds_in_flight > 2) {
     refuse("max_rounds_in_flight", std::to_string(config.max_rounds_in_flight), "1 or 2");
+  }
+  if (config.max_draft_tokens > kMaxDraftTokens) {
+    refuse("max_draft_tokens", std::to_string(config.max_draft_tokens),
+           "at most " + std::to_string(kMaxDraftTokens));
   }
   const std::int64_t row = config.max_draft_tokens + std::int64_t{1};
   if (config.ring_history != 0 && config.ring_history < row) {
@@ -117,7 +123,9 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
                    .max_pages = std::min(num_pages, pages_for(model.context_len + 2 * row)),
                    .max_draft = config_.max_draft_tokens,
                    .history_limit = config_.ring_history,
-                   .max_forced = config_.max_scripted_tokens},
+                   .max_forced = config_.max_scripted_tokens,
+                   // A prefill and a verify step an iteration, and the one being planned.
+                   .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1})},
       make_cpu_device(config_.num_threads), std::move(program));
   scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
   load_.slots_total = config_.max_batch_size;

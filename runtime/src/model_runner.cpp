@@ -14,6 +14,24 @@ std::int64_t power_of_two_at_least(std::int64_t value) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(value)));
 }
 
+/// Rows of logits that a row of a plan needs. A prefill row takes those of its last tokens.
+std::int32_t num_logit_rows(const StepPlan& plan, const StepRow& row) {
+  if (!plan.prefill || row.all_logits) {
+    return row.num_tokens;
+  }
+  return row.samples ? 1 : 0;
+}
+
+/// The verify kernels exist for rows of up to 1, 4, 8 and 16 tokens.
+std::int64_t row_template(std::int64_t num_tokens) {
+  for (const std::int64_t most : {1, 4, 8, 16}) {
+    if (num_tokens <= most) {
+      return most;
+    }
+  }
+  throw std::logic_error("a verify row has more than 16 tokens");
+}
+
 std::vector<Operator> bind_step(const std::vector<OpSpec>& ops, const ModelMemory& memory,
                                 const PluginTable& plugins) {
   std::vector<Operator> step;
@@ -149,26 +167,42 @@ void ModelRunner::allocate_pools(const Program& program) {
   device_->upload(inv_freq, config.inv_freq.data(), config.inv_freq.size() * sizeof(float));
   memory_.inv_freq = inv_freq;
 
-  const std::int64_t tokens = limits_.max_tokens;
-  memory_.step = {.slots = allocate<std::int32_t>(slots),
-                  .row_start = allocate<std::int32_t>(slots + 1),
-                  .token_ids = allocate<std::int32_t>(tokens),
-                  .positions = allocate<std::int32_t>(3 * tokens),
-                  .logit_index = allocate<std::int32_t>(max_logits_),
-                  .sample_start = allocate<std::int32_t>(slots),
-                  .sample_len = allocate<std::int32_t>(slots),
-                  .tokens = allocate<std::int32_t>(slots * longest_row),
-                  .num_emitted = allocate<std::int32_t>(slots),
-                  .num_accepted = allocate<std::int32_t>(slots),
-                  .finish_reason = allocate<std::int32_t>(slots)};
   memory_.slot = {.table = allocate<SlotState>(slots),
                   .page_table = allocate<std::int32_t>(slots * limits_.max_pages),
-                  .draft_ids = allocate<std::int32_t>(slots * limits_.max_draft),
                   .forced = allocate<std::int32_t>(slots * limits_.max_forced),
                   .script = allocate<std::int32_t>(slots * limits_.max_forced),
                   .max_pages = limits_.max_pages,
-                  .max_draft = limits_.max_draft,
                   .max_forced = limits_.max_forced};
+  allocate_step_arrays();
+}
+
+void ModelRunner::allocate_step_arrays() {
+  const std::int64_t rows = limits_.num_slots;
+  const std::int64_t tokens = limits_.max_tokens;
+  const std::int64_t max_emitted = limits_.max_draft + 1;
+  // One block for what comes back, so that reading a step is one copy.
+  const std::int64_t num_results = rows * (max_emitted + 3);
+  auto* results = allocate<std::int32_t>(num_results);
+  memory_.step = {.slots = allocate<std::int32_t>(rows),
+                  .row_start = allocate<std::int32_t>(rows + 1),
+                  .token_ids = allocate<std::int32_t>(tokens),
+                  .positions = allocate<std::int32_t>(3 * tokens),
+                  .logit_index = allocate<std::int32_t>(max_logits_),
+                  .sample_start = allocate<std::int32_t>(rows),
+                  .sample_len = allocate<std::int32_t>(rows),
+                  .max_emitted = max_emitted,
+                  .tokens = results,
+                  .num_emitted = results + rows * max_emitted,
+                  .num_accepted = results + rows * (max_emitted + 1),
+                  .finish_reason = results + rows * (max_emitted + 2)};
+  const std::int64_t num_inputs = 4 * rows + 1 + 4 * tokens + max_logits_;
+  for (std::int64_t step = 0; step < limits_.max_unread; ++step) {
+    const auto host = [this](std::int64_t count) {
+      return static_cast<std::int32_t*>(
+          device_->allocate_host(static_cast<std::size_t>(count) * sizeof(std::int32_t)));
+    };
+    staging_.push_back({.input = host(num_inputs), .results = host(num_results)});
+  }
 }
 
 void ModelRunner::admit(std::int32_t slot, const SlotState& state,
@@ -186,95 +220,178 @@ void ModelRunner::admit(std::int32_t slot, const SlotState& state,
 }
 
 void ModelRunner::launch(const StepPlan& plan) {
+  if (unread_.size() >= staging_.size()) {
+    throw std::logic_error("more steps are launched than may be unread");
+  }
+  const Staging& staging = staging_[next_staging_++ % staging_.size()];
+  Unread unread{.result = {},
+                .results = staging.results,
+                .num_rows = plan.rows.size(),
+                .stride = static_cast<std::size_t>(limits_.num_slots),
+                .event = nullptr};
+  unread.result.max_emitted = memory_.step.max_emitted;
+  std::int32_t num_logits = 0;
+  for (const StepRow& row : plan.rows) {
+    unread.result.logit_start.push_back(num_logits);
+    num_logits += num_logit_rows(plan, row);
+  }
+  if (plan.prefill) {
+    launch_prefill(plan, staging);
+  } else {
+    launch_verify(plan, staging);
+  }
+  device_->download(
+      staging.results, memory_.step.tokens,
+      unread.stride * static_cast<std::size_t>(memory_.step.max_emitted + 3) * sizeof(std::int32_t));
+  if (plan.read_logits) {
+    std::vector<float>& logits = unread.result.logits;
+    logits.resize(static_cast<std::size_t>(num_logits * memory_.config.vocab_size));
+    device_->download(logits.data(), logits_, logits.size() * sizeof(float));
+  }
+  // The logits' storage stays where it is when the result moves into the queue.
+  unread.event = device_->record();
+  unread_.push_back(std::move(unread));
+}
+
+void ModelRunner::launch_prefill(const StepPlan& plan, const Staging& staging) {
   std::vector<std::int32_t> slots;
   std::vector<std::int32_t> row_start{0};
   std::vector<std::int32_t> logit_index;
   std::vector<std::int32_t> sample_start;
   std::vector<std::int32_t> sample_len;
-  StepResult result;
+  std::int64_t max_row_tokens = 0;
   for (const StepRow& row : plan.rows) {
-    const std::int32_t begin = row_start.back();
-    const std::int32_t end = begin + row.num_tokens;
-    slots.push_back(row.slot);
-    row_start.push_back(end);
-    result.logit_start.push_back(static_cast<std::int32_t>(logit_index.size()));
-    // A verify row needs the logits of all its tokens, a prefill row those of its last at most.
-    const std::int32_t first =
-        !plan.prefill || row.all_logits ? begin : (row.samples ? end - 1 : end);
-    for (std::int32_t token = first; token < end; ++token) {
+    const std::int32_t end = row_start.back() + row.num_tokens;
+    for (std::int32_t token = end - num_logit_rows(plan, row); token < end; ++token) {
       logit_index.push_back(token);
     }
-    const std::int32_t sampled = row.samples ? (plan.prefill ? 1 : row.num_tokens) : 0;
-    sample_start.push_back(
-        row.samples ? static_cast<std::int32_t>(logit_index.size()) - sampled : -1);
-    sample_len.push_back(sampled);
+    slots.push_back(row.slot);
+    row_start.push_back(end);
+    sample_start.push_back(row.samples ? static_cast<std::int32_t>(logit_index.size()) - 1 : -1);
+    sample_len.push_back(row.samples ? 1 : 0);
+    max_row_tokens = std::max<std::int64_t>(max_row_tokens, row.num_tokens);
   }
   const StepShape shape{.num_rows = static_cast<std::int64_t>(slots.size()),
                         .num_tokens = row_start.back(),
                         .num_logits = static_cast<std::int64_t>(logit_index.size()),
-                        .prefill = plan.prefill};
-  if (shape.num_rows > limits_.num_slots || shape.num_tokens > limits_.max_tokens ||
-      shape.num_logits > max_logits_) {
-    throw std::logic_error("a step was planned beyond the runner's limits");
-  }
-
-  const auto upload = [this](std::int32_t* device, const std::vector<std::int32_t>& host) {
-    device_->upload(device, host.data(), host.size() * sizeof(std::int32_t));
+                        .max_row_tokens = max_row_tokens,
+                        .prefill = true,
+                        .greedy_only = plan.greedy_only};
+  check_limits(shape);
+  std::int32_t* next = staging.input;
+  const auto upload = [&](std::int32_t* device, const std::vector<std::int32_t>& values) {
+    std::copy(values.begin(), values.end(), next);
+    device_->upload(device, next, values.size() * sizeof(std::int32_t));
+    next += values.size();
   };
   upload(memory_.step.slots, slots);
   upload(memory_.step.row_start, row_start);
   upload(memory_.step.sample_start, sample_start);
   upload(memory_.step.sample_len, sample_len);
-  if (plan.prefill) {
-    upload(memory_.step.token_ids, plan.token_ids);
-    upload(memory_.step.positions, plan.positions);
-    upload(memory_.step.logit_index, logit_index);
+  upload(memory_.step.token_ids, plan.token_ids);
+  upload(memory_.step.positions, plan.positions);
+  upload(memory_.step.logit_index, logit_index);
+  run(shape);
+}
+
+StepShape ModelRunner::verify_shape(const StepPlan& plan) const {
+  StepShape shape{.num_rows = static_cast<std::int64_t>(plan.rows.size()),
+                  .num_tokens = 0,
+                  .num_logits = 0,
+                  .max_row_tokens = 0,
+                  .prefill = false,
+                  .greedy_only = plan.greedy_only};
+  for (const StepRow& row : plan.rows) {
+    shape.num_tokens += row.num_tokens;
+    shape.max_row_tokens = std::max<std::int64_t>(shape.max_row_tokens, row.num_tokens);
   }
+  if (device_->can_capture()) {
+    // Few shapes, so that few graphs serve all rounds.
+    shape.num_rows = std::min(power_of_two_at_least(shape.num_rows), limits_.num_slots);
+    shape.num_tokens = std::min(power_of_two_at_least(std::max(shape.num_rows, shape.num_tokens)),
+                                limits_.num_slots * memory_.step.max_emitted);
+    shape.max_row_tokens = row_template(shape.max_row_tokens);
+  }
+  shape.num_logits = shape.num_tokens;
+  return shape;
+}
+
+void ModelRunner::launch_verify(const StepPlan& plan, const Staging& staging) {
+  const StepShape shape = verify_shape(plan);
+  check_limits(shape);
+  std::int32_t* row_slots = staging.input;
+  std::int32_t* row_len = staging.input + limits_.num_slots;
+  for (std::size_t row = 0; row < static_cast<std::size_t>(shape.num_rows); ++row) {
+    const bool real = row < plan.rows.size();
+    row_slots[row] = real ? plan.rows[row].slot : -1;
+    row_len[row] = real ? plan.rows[row].num_tokens : 0;
+  }
+  const PluginTable& plugins = device_->plugins();
   const Stream stream = device_->stream();
+  plugins.round_metadata({.table = memory_.slot.table,
+                          .row_slots = row_slots,
+                          .row_len = row_len,
+                          .num_rows = shape.num_rows,
+                          .num_tokens = shape.num_tokens,
+                          .slots = memory_.step.slots,
+                          .row_start = memory_.step.row_start,
+                          .token_ids = memory_.step.token_ids,
+                          .positions = memory_.step.positions,
+                          .sample_start = memory_.step.sample_start,
+                          .sample_len = memory_.step.sample_len},
+                         stream);
   if (plan.scripted_draft) {
-    device_->plugins().scripted_draft(
-        {.table = memory_.slot.table,
-         .forced = memory_.slot.forced,
-         .script = memory_.slot.script,
-         .max_forced = limits_.max_forced,
-         .rows = {memory_.step.slots, memory_.step.row_start, shape.num_rows, shape.num_tokens},
-         .draft_ids = memory_.slot.draft_ids,
-         .max_draft = limits_.max_draft,
-         .vocab_size = static_cast<std::int32_t>(memory_.config.vocab_size)},
-        stream);
+    plugins.scripted_draft({.table = memory_.slot.table,
+                            .forced = memory_.slot.forced,
+                            .script = memory_.slot.script,
+                            .max_forced = limits_.max_forced,
+                            .rows = rows_of(shape, memory_.step),
+                            .token_ids = memory_.step.token_ids,
+                            .vocab_size = static_cast<std::int32_t>(memory_.config.vocab_size)},
+                           stream);
   }
-  for (const Operator& op : plan.prefill ? prefill_ : verify_) {
+  if (!device_->can_capture()) {
+    run(shape);
+    return;
+  }
+  std::unique_ptr<Graph>& graph = graphs_[shape];
+  if (!graph) {
+    graph = device_->capture([&] { run(shape); });
+  }
+  graph->launch();
+}
+
+void ModelRunner::run(const StepShape& shape) {
+  const Stream stream = device_->stream();
+  for (const Operator& op : shape.prefill ? prefill_ : verify_) {
     op(shape, stream);
   }
   for (const Operator& op : commit_) {
     op(shape, stream);
   }
+}
 
-  const auto num_rows = static_cast<std::size_t>(shape.num_rows);
-  result.max_emitted = limits_.max_draft + 1;
-  const auto download = [this](std::vector<std::int32_t>& host, const std::int32_t* device,
-                               std::size_t count) {
-    host.resize(count);
-    device_->download(host.data(), device, count * sizeof(std::int32_t));
-  };
-  // The vectors' storage stays where it is when the result moves into the queue.
-  download(result.tokens, memory_.step.tokens,
-           num_rows * static_cast<std::size_t>(result.max_emitted));
-  download(result.num_emitted, memory_.step.num_emitted, num_rows);
-  download(result.num_accepted, memory_.step.num_accepted, num_rows);
-  download(result.finish_reason, memory_.step.finish_reason, num_rows);
-  if (plan.read_logits) {
-    result.logits.resize(
-        static_cast<std::size_t>(shape.num_logits * memory_.config.vocab_size));
-    device_->download(result.logits.data(), logits_, result.logits.size() * sizeof(float));
+void ModelRunner::check_limits(const StepShape& shape) const {
+  if (shape.num_rows > limits_.num_slots || shape.num_tokens > limits_.max_tokens ||
+      shape.num_logits > max_logits_) {
+    throw std::logic_error("a step was planned beyond the runner's limits");
   }
-  unread_.push_back({std::move(result), device_->record()});
 }
 
 StepResult ModelRunner::read() {
   Unread oldest = std::move(unread_.front());
   unread_.pop_front();
   oldest.event->wait();
+  const auto max_emitted = static_cast<std::size_t>(oldest.result.max_emitted);
+  const std::int32_t* results = oldest.results;
+  const auto take = [&](std::size_t width, std::vector<std::int32_t>& values) {
+    values.assign(results, results + oldest.num_rows * width);
+    results += oldest.stride * width;
+  };
+  take(max_emitted, oldest.result.tokens);
+  take(1, oldest.result.num_emitted);
+  take(1, oldest.result.num_accepted);
+  take(1, oldest.result.finish_reason);
   return std::move(oldest.result);
 }
 

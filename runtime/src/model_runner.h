@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,7 +27,8 @@ struct RunnerLimits {
   std::int64_t max_pages;   // of one slot
   std::int64_t max_draft;   // a verify row has at most max_draft + 1 tokens
   std::int64_t history_limit;  // of the replay ring; 0 = absorb at start
-  std::int64_t max_forced;  // test hooks; 0 = off
+  std::int64_t max_forced;     // test hooks; 0 = off
+  std::int64_t max_unread;     // steps launched but not read
 };
 
 /// One row of a step. The device knows the slot's lengths; the host says who runs.
@@ -41,6 +43,7 @@ struct StepRow {
 struct StepPlan {
   bool prefill = false;
   bool scripted_draft = false;  // verify: run the scripted drafter first
+  bool greedy_only = false;     // every row's temperature is 0
   bool read_logits = false;
   std::vector<StepRow> rows;
   std::vector<std::int32_t> token_ids;  // prefill: packed
@@ -76,24 +79,37 @@ class ModelRunner {
   void admit(std::int32_t slot, const SlotState& state, std::span<const std::int32_t> pages,
              std::span<const std::int32_t> forced, std::span<const std::int32_t> script);
 
-  /// Enqueues a step and its read-back.
+  /// Enqueues a step and its read-back. At most RunnerLimits::max_unread steps may be unread.
   void launch(const StepPlan& plan);
 
   /// Waits for the oldest step that has not been read.
   StepResult read();
 
-  std::size_t num_unread() const { return unread_.size(); }
-
  private:
+  /// Host memory of one step between its launch and its reading.
+  struct Staging {
+    std::int32_t* input;    // what the step is told, see `launch_prefill` and `launch_verify`
+    std::int32_t* results;  // tokens | num_emitted | num_accepted | finish_reason
+  };
+
   struct Unread {
-    StepResult result;
+    StepResult result;  // its vectors are filled from `results` when the step is read
+    const std::int32_t* results;
+    std::size_t num_rows;  // of the plan
+    std::size_t stride;    // rows that `results` has room for
     std::unique_ptr<Event> event;
   };
 
   void load_weights(const Program& program);
   void allocate_pools(const Program& program);
+  void allocate_step_arrays();
   template <typename T>
   T* allocate(std::int64_t count);
+  void launch_prefill(const StepPlan& plan, const Staging& staging);
+  void launch_verify(const StepPlan& plan, const Staging& staging);
+  StepShape verify_shape(const StepPlan& plan) const;
+  void run(const StepShape& shape);
+  void check_limits(const StepShape& shape) const;
 
   RunnerLimits limits_;
   std::int64_t max_logits_;
@@ -103,7 +119,10 @@ class ModelRunner {
   std::vector<Operator> prefill_;
   std::vector<Operator> verify_;
   std::vector<Operator> commit_;
+  std::map<StepShape, std::unique_ptr<Graph>> graphs_;  // captured verify rounds
   const float* logits_ = nullptr;
+  std::vector<Staging> staging_;  // one for each step that may be unread, used in turn
+  std::size_t next_staging_ = 0;
   std::deque<Unread> unread_;
 };
 

@@ -80,10 +80,6 @@ class Binder {
   const ModelMemory& memory_;
 };
 
-RowBatch rows_of(const StepShape& shape, const StepArrays& step) {
-  return {step.slots, step.row_start, shape.num_rows, shape.num_tokens};
-}
-
 /// A row count for buffers of either kind.
 std::int64_t rows_in(const Buffer& buffer, const StepShape& shape) {
   return buffer.spec.rows == RowKind::kTokens ? shape.num_tokens : shape.num_logits;
@@ -337,18 +333,6 @@ Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_round_metadata(const ModelMemory& memory, const PluginTable& plugins) {
-  return [&memory, run = plugins.round_metadata](const StepShape& shape, Stream stream) {
-    run({.table = memory.slot.table,
-         .draft_ids = memory.slot.draft_ids,
-         .max_draft = memory.slot.max_draft,
-         .rows = rows_of(shape, memory.step),
-         .token_ids = memory.step.token_ids,
-         .positions = memory.step.positions},
-        stream);
-  };
-}
-
 Operator bind_sample_accept(const Binder& bind, const ModelMemory& memory,
                             const PluginTable& plugins) {
   const Buffer& logits = bind.buffer("logits", memory.config.vocab_size);
@@ -360,10 +344,11 @@ Operator bind_sample_accept(const Binder& bind, const ModelMemory& memory,
          .rows = rows_of(shape, memory.step),
          .sample_start = memory.step.sample_start,
          .sample_len = memory.step.sample_len,
-         .draft_ids = memory.slot.draft_ids,
-         .max_draft = memory.slot.max_draft,
+         .token_ids = memory.step.token_ids,
          .forced = memory.slot.forced,
          .max_forced = memory.slot.max_forced,
+         .max_emitted = memory.step.max_emitted,
+         .greedy_only = shape.greedy_only,
          .tokens = memory.step.tokens,
          .num_emitted = memory.step.num_emitted,
          .num_accepted = memory.step.num_accepted,
@@ -377,7 +362,7 @@ Operator bind_commit_round(const ModelMemory& memory, const PluginTable& plugins
     run({.table = memory.slot.table,
          .rows = rows_of(shape, memory.step),
          .tokens = memory.step.tokens,
-         .max_emitted = memory.slot.max_draft + 1,
+         .max_emitted = memory.step.max_emitted,
          .num_emitted = memory.step.num_emitted,
          .finish_reason = memory.step.finish_reason,
          .ring_rows = memory.ring_rows,
@@ -388,6 +373,14 @@ Operator bind_commit_round(const ModelMemory& memory, const PluginTable& plugins
 }
 
 }  // namespace
+
+RowBatch rows_of(const StepShape& shape, const StepArrays& step) {
+  return {.slots = step.slots,
+          .row_start = step.row_start,
+          .num_rows = shape.num_rows,
+          .num_tokens = shape.num_tokens,
+          .max_row_tokens = shape.max_row_tokens};
+}
 
 Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const PluginTable& plugins) {
   if (!op.segment.empty()) {
@@ -424,9 +417,6 @@ Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const Plugin
   }
   if (name == "gather_rows") {
     return bind_gather_rows(bind, memory, plugins);
-  }
-  if (name == "round_metadata") {
-    return bind_round_metadata(memory, plugins);
   }
   if (name == "sample_accept") {
     return bind_sample_accept(bind, memory, plugins);

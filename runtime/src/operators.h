@@ -1,8 +1,10 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,7 +23,8 @@ struct StepArrays {
   std::int32_t* logit_index;   // [max_logits]; token rows whose logits a prefill step needs
   std::int32_t* sample_start;  // [max_rows]
   std::int32_t* sample_len;    // [max_rows]
-  std::int32_t* tokens;        // [max_rows, max_draft + 1]
+  std::int64_t max_emitted;    // longest verify row
+  std::int32_t* tokens;        // [max_rows, max_emitted]
   std::int32_t* num_emitted;   // [max_rows]
   std::int32_t* num_accepted;  // [max_rows]
   std::int32_t* finish_reason; // [max_rows]
@@ -31,11 +34,9 @@ struct StepArrays {
 struct SlotArrays {
   SlotState* table;          // [num_slots]
   std::int32_t* page_table;  // [num_slots, max_pages]
-  std::int32_t* draft_ids;   // [num_slots, max_draft]
   std::int32_t* forced;      // [num_slots, max_forced]
   std::int32_t* script;      // [num_slots, max_forced]
   std::int64_t max_pages;
-  std::int64_t max_draft;
   std::int64_t max_forced;
 };
 
@@ -87,8 +88,14 @@ struct StepShape {
   std::int64_t num_rows;
   std::int64_t num_tokens;
   std::int64_t num_logits;
+  std::int64_t max_row_tokens;
   bool prefill;
+  bool greedy_only;
+
+  auto operator<=>(const StepShape&) const = default;
 };
+
+RowBatch rows_of(const StepShape& shape, const StepArrays& step);
 
 using Operator = std::function<void(const StepShape&, Stream)>;
 

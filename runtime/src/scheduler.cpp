@@ -75,6 +75,7 @@ bool Scheduler::takes_part(const Sequence& sequence) const {
 ScheduledStep Scheduler::plan_prefill() {
   ScheduledStep step;
   step.plan.prefill = true;
+  step.plan.greedy_only = true;
   std::int64_t budget = config_.max_num_tokens;
   for (const auto& sequence : running_) {
     if (takes_part(*sequence)) {
@@ -111,6 +112,7 @@ ScheduledStep Scheduler::plan_prefill() {
                               .all_logits = all_logits});
     step.plan.read_logits |=
         all_logits || (last && sequence->request.output.return_generation_logits);
+    step.plan.greedy_only &= sequence->request.sampling.temperature == 0;
     step.rows.push_back(sequence);
     budget -= count;
     logits_left -= all_logits ? count : static_cast<std::int64_t>(last);
@@ -130,6 +132,7 @@ ScheduledStep Scheduler::plan_prefill() {
 
 ScheduledStep Scheduler::plan_verify() {
   ScheduledStep step;
+  step.plan.greedy_only = true;
   for (const auto& sequence : running_) {
     if (!takes_part(*sequence)) {
       continue;
@@ -140,6 +143,7 @@ ScheduledStep Scheduler::plan_verify() {
                               .all_logits = true});
     step.plan.scripted_draft |= !sequence->request.draft_script.empty();
     step.plan.read_logits |= sequence->request.output.return_generation_logits;
+    step.plan.greedy_only &= sequence->request.sampling.temperature == 0;
     step.rows.push_back(sequence);
     ++sequence->num_in_flight;
     ++sequence->num_sampling_in_flight;
