@@ -12,16 +12,16 @@ prompt=${1:-The quick brown fox}
 say() { printf '== %s\n' "$*"; }
 
 mkdir -p "$folder"
-rm -rf "$folder/engine" "$folder/address"
+rm -rf "$folder/engine" "$folder/ready.json"
 say "pack $checkpoint"
 build_engine pack "$checkpoint" "$folder/engine"
 
 say "serve it; the log is $folder/server.log"
-deltaflash serve "$folder/engine" --port 0 --ready-file "$folder/address" >"$folder/server.log" 2>&1 &
+deltaflash serve "$folder/engine" --port 0 --ready-file "$folder/ready.json" >"$folder/server.log" 2>&1 &
 server=$!
 trap 'kill "$server" 2>/dev/null || true' EXIT
 for ((i = 0; i < 600; ++i)); do
-  [[ ! -s $folder/address ]] || break
+  [[ ! -s $folder/ready.json ]] || break
   kill -0 "$server" 2>/dev/null || {
     say "the server ended before it served:" >&2
     tail -n 20 "$folder/server.log" >&2
@@ -29,12 +29,13 @@ for ((i = 0; i < 600; ++i)); do
   }
   sleep 0.1
 done
-[[ -s $folder/address ]] || {
+[[ -s $folder/ready.json ]] || {
   say "the server does not serve after 60 s" >&2
   tail -n 20 "$folder/server.log" >&2
   exit 1
 }
-address=$(<"$folder/address")
+address=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["address"])' \
+  "$folder/ready.json")
 
 say "stream from $address: \"$prompt\""
 python "$root/examples/stream.py" "$address" "$prompt" --max-tokens 64
