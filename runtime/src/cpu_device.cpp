@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -73,7 +74,7 @@ class CpuDevice final : public Device {
         ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
       throw EngineError("cannot allocate " + std::to_string(size) +
-                        " bytes: " + std::strerror(errno));
+                        " bytes: " + std::generic_category().message(errno));
     }
     allocations_.emplace_back(address, size);
     return address;

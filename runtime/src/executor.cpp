@@ -98,8 +98,8 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
       vocabulary_(engine_dir / "vocab.bin"),
       seeds_(std::random_device{}()) {
   check_config(config_);
-  Program program = read_program(engine_dir / "program.json");
-  const ModelConfig model = program.config;
+  const Program program = read_program(engine_dir / "program.json");
+  const ModelConfig& model = program.config;
   engine_.vocab_size = model.vocab_size;
   engine_.context_len = model.context_len;
   engine_.num_layers = model.num_layers;
@@ -126,7 +126,7 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
                    .max_forced = config_.max_scripted_tokens,
                    // A prefill and a verify step an iteration, and the one being planned.
                    .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1})},
-      make_cpu_device(config_.num_threads), std::move(program));
+      make_cpu_device(config_.num_threads), program);
   scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
   load_.slots_total = config_.max_batch_size;
   load_.pages_total = num_pages;

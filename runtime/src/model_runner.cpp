@@ -53,7 +53,7 @@ void collect_weights(const std::vector<OpSpec>& ops, std::set<std::string>& used
 }  // namespace
 
 ModelRunner::ModelRunner(const std::filesystem::path& engine_dir, const RunnerLimits& limits,
-                         std::unique_ptr<Device> device, Program program)
+                         std::unique_ptr<Device> device, const Program& program)
     : limits_(limits),
       max_logits_(std::max(limits.max_prefill_chunk, limits.num_slots * (limits.max_draft + 1))),
       device_(std::move(device)) {

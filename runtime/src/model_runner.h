@@ -68,7 +68,7 @@ class ModelRunner {
   /// Loads `program.json` and `weights/` of an engine directory.
   /// Throws EngineError if they do not fit each other or the device.
   ModelRunner(const std::filesystem::path& engine_dir, const RunnerLimits& limits,
-              std::unique_ptr<Device> device, Program program);
+              std::unique_ptr<Device> device, const Program& program);
 
   const ModelConfig& config() const { return memory_.config; }
   std::int64_t max_logits() const { return max_logits_; }

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "plugins/common/error.h"
 
@@ -41,7 +42,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) {
   const std::string name = path.string();
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
-    throw EngineError(name + ": cannot be opened: " + std::strerror(errno));
+    throw EngineError(name + ": cannot be opened: " + std::generic_category().message(errno));
   }
   struct stat status{};
   const bool known = ::fstat(fd, &status) == 0;
@@ -55,7 +56,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) {
   ::close(fd);
   if (mapping_ == MAP_FAILED) {
     mapping_ = nullptr;
-    throw EngineError(name + ": cannot be mapped: " + std::strerror(errno));
+    throw EngineError(name + ": cannot be mapped: " + std::generic_category().message(errno));
   }
   try {
     const auto* bytes = static_cast<const unsigned char*>(mapping_);
