@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/src/detokenizer.h"
+#include "runtime/src/stop_matcher.h"
+#include "runtime/src/vocabulary.h"
+
+namespace deltaflash {
+
+struct TextStreamOptions {
+  std::vector<std::string> stops = {};  // each non-empty UTF-8
+  bool include_stop = false;            // the text ends with the stop, not before it
+  bool skip_special_tokens = true;
+};
+
+/// The text of one sequence: takes the emitted tokens in turn, decodes them and looks for stop
+/// strings. Text, token count and stop come from the same place, so they agree on the token that
+/// ended the sequence even when one step of the model emits many.
+///
+/// Not for use by two threads at a time.
+class TextStream {
+ public:
+  /// `vocabulary` must outlive this. Throws std::invalid_argument for a bad stop string.
+  TextStream(const Vocabulary& vocabulary, TextStreamOptions options);
+
+  /// Adds one token. Returns true if a stop string is complete, with this token or before;
+  /// tokens after that are neither decoded nor counted.
+  bool push(std::int32_t token_id);
+
+  /// The sequence ends here for another reason: releases what was held back. An incomplete
+  /// character becomes U+FFFD, which may in turn complete a stop string that holds one: returns
+  /// as `push` does. Nothing is to be pushed afterwards.
+  bool finish();
+
+  /// The text released since the last call, whole UTF-8 characters. Over a sequence these texts
+  /// joined are its text: none comes twice.
+  std::string take_text();
+
+  /// Tokens pushed, up to and with the one in which the stop string was completed.
+  std::int64_t num_tokens() const { return num_tokens_; }
+
+  bool stopped() const { return stopped_; }
+
+  /// The stop string that ended the sequence.
+  std::optional<std::string> matched_stop() const { return matcher_.matched_stop(); }
+
+ private:
+  Detokenizer detokenizer_;
+  StopMatcher matcher_;
+  std::string piece_;     // decoded in one call; kept for its memory
+  std::string released_;  // not taken yet
+  std::int64_t num_tokens_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace deltaflash
