@@ -1,0 +1,1 @@
+"""Makes engine directories from Hugging Face checkpoints."""

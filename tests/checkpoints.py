@@ -1,0 +1,103 @@
+"""Copies of the tiny checkpoints for tests to take apart, and the engines made from them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build_engine.pack import PackedEngine, PackOptions, pack
+
+DATA = Path(__file__).parent / "data"
+TINY = DATA / "tiny_qwen3_5"  # vision-language layout
+RATIO3 = DATA / "tiny_ratio3"  # text-only layout, tied embeddings
+CREATED = "2026-01-02T03:04:05+00:00"
+
+Tensor = tuple[str, list[int], bytes]
+"""dtype as safetensors spells it, shape, data."""
+
+
+def copy_checkpoint(source: Path, target: Path) -> Path:
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        if not file.name.startswith("expected"):
+            shutil.copyfile(file, target / file.name)
+    return target
+
+
+def pack_into(checkpoint: Path, out: Path, *, force: bool = False) -> PackedEngine:
+    return pack(checkpoint, out, PackOptions(CREATED, name="tiny", force=force))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(raw[8:start]).items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            data = raw[start + first : start + last]
+            tensors[name] = (entry["dtype"], entry["shape"], data)
+    return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, (dtype, shape, data) in tensors.items():
+        end = position + len(data)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    body = b"".join(data for _, _, data in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def edit_tensors(checkpoint: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = read_tensors(checkpoint / "model.safetensors")
+    edit(tensors)
+    write_tensors(checkpoint / "model.safetensors", tensors)
+
+
+def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_bytes())
+    edit(value)
+    path.write_text(json.dumps(value))
+
+
+def shard(checkpoint: Path, num_shards: int = 3) -> None:
+    """Spreads model.safetensors over several files with an index."""
+    single = checkpoint / "model.safetensors"
+    tensors = read_tensors(single)
+    single.unlink()
+    weight_map = {}
+    for index in range(num_shards):
+        file = f"model-{index + 1:05d}-of-{num_shards:05d}.safetensors"
+        part = dict(list(tensors.items())[index::num_shards])
+        write_tensors(checkpoint / file, part)
+        weight_map |= dict.fromkeys(part, file)
+    index_file = checkpoint / "model.safetensors.index.json"
+    index_file.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def floats(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor, widened to float32."""
+    dtype, shape, data = tensor
+    if dtype == "BF16":
+        values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype("<f4")
+    return values.reshape(shape)
+
+
+def assert_one_line(message: str, *parts: str) -> None:
+    """A refusal says in one line what was found, what is needed and what fixes it."""
+    assert message.isprintable(), message
+    assert "found " in message, message
+    assert "; needed " in message, message
+    assert "; fix: " in message, message
+    assert not message.endswith("fix: "), message
+    for part in parts:
+        assert part in message, (part, message)
