@@ -1,0 +1,243 @@
+"""The command line, `deltaflash`."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import server
+from deltaflash_client import SamplingOptions, StoppingOptions
+from server.app import ExitCode
+from server.commands.generate import GenerateCommand, generate_local, generate_remote
+from server.commands.info import show_info
+from server.commands.serve import serve
+from server.config import MIB, EngineConfig, ServerConfig
+
+INTERRUPTED = 130
+
+EXIT_CODES = """\
+exit codes:
+  0  done, or stopped by a signal
+  1  failed: the request, or a fault of the program
+  2  usage: an option that does not parse or is out of range
+  3  the engine directory cannot be served; stderr names what was found, what is needed, the fix
+  4  the address cannot be listened on
+  5  the engine was lost; a supervisor should start the server again
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: The words after the program's name; None takes those of the process.
+
+    Returns:
+        The exit code. `serve` does not return: it ends the process itself.
+    """
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except ValueError as error:
+        # A frozen configuration refused a value.
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout is gone; keep the exit from flushing into it.
+        sys.stderr.close()
+        return ExitCode.FAILED
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the parsed command.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
+    if options.command == "serve":
+        serve(options.engine_dir, engine_config(options), server_config(options))
+    if options.command == "info":
+        return show_info(options.engine_dir, as_json=options.json)
+    command = generate_command(options)
+    if options.target is not None:
+        return generate_remote(command, options.target)
+    return generate_local(command, options.engine_dir, engine_config(options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="deltaflash",
+        description="Serves an engine directory over gRPC.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"deltaflash {server.VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_serve(commands.add_parser("serve", help="serve an engine directory"))
+    add_generate(commands.add_parser("generate", help="generate one answer"))
+    info = commands.add_parser("info", help="show what an engine directory holds")
+    info.add_argument("engine_dir", type=Path, metavar="ENGINE_DIR")
+    info.add_argument("--json", action="store_true", help="as one JSON object")
+    return parser
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `serve`; each is named after a field of a configuration."""
+    default = ServerConfig()
+    parser.add_argument("engine_dir", type=Path, metavar="ENGINE_DIR")
+    add = parser.add_argument
+    add("--host", default=default.host, help="address to listen on (%(default)s)")
+    add("--port", type=int, default=default.port, help="0 lets the system choose (%(default)s)")
+    add_engine_options(parser)
+    add(
+        "--max-message-mib",
+        type=int,
+        default=default.max_message_bytes // MIB,
+        help="largest request or response (%(default)s)",
+    )
+    add(
+        "--max-request-s",
+        type=float,
+        help="longest time of one request, waiting included (no limit)",
+    )
+    add(
+        "--grace-s",
+        type=float,
+        default=default.grace_s,
+        help="time for running requests after SIGTERM (%(default)s)",
+    )
+    add(
+        "--write-timeout-s",
+        type=float,
+        default=default.write_timeout_s,
+        help="time after which a stream that nobody reads is ended (%(default)s)",
+    )
+    add(
+        "--warmup-timeout-s",
+        type=float,
+        default=default.warmup_timeout_s,
+        help="time for the first generation (%(default)s)",
+    )
+    add(
+        "--min-keepalive-ms",
+        type=int,
+        default=default.min_keepalive_ms,
+        help="shortest time between pings of a client (%(default)s)",
+    )
+    add(
+        "--log-level",
+        default=default.log_level,
+        choices=["DEBUG", "INFO", "WARNING", "ERROR"],
+        help="(%(default)s)",
+    )
+    add("--ready-file", type=Path, help="gets the address as JSON once the server serves")
+
+
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `generate`."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("engine_dir", type=Path, nargs="?", metavar="ENGINE_DIR")
+    source.add_argument("--target", help="HOST:PORT of a server, in place of an engine directory")
+    add = parser.add_argument
+    add("--prompt", required=True, help='the prompt; "-" reads stdin')
+    add("--max-tokens", type=int, help="most tokens to generate")
+    add("--temperature", type=float, help="0, the default, is greedy")
+    add("--top-k", type=int)
+    add("--top-p", type=float)
+    add("--min-p", type=float)
+    add("--seed", type=int, help="makes sampling repeatable")
+    add("--stop", action="append", default=[], help="text that ends the answer; may be repeated")
+    add("--ignore-eos", action="store_true", help="end tokens do not end the answer")
+    add("--no-template", action="store_true", help="the prompt as it is, not laid out as a chat")
+    add("--thinking", action="store_true", help="let the model think before it answers")
+    add("--timeout-s", type=float, help="longest time for the answer")
+    add("--stats", action="store_true", help="finish reason, tokens and times on stderr")
+    add_engine_options(parser)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `EngineConfig`; only a local engine heeds them."""
+    default = EngineConfig()
+    helps = {
+        "max_batch_size": "requests that run at once",
+        "max_queue_size": "requests that may wait beyond those",
+        "max_num_tokens": "token budget of one step",
+        "max_prefill_chunk": "longest piece of a prompt in one step",
+        "max_kv_tokens": "size of the KV pool, tokens",
+        "default_max_tokens": "length of an answer that names none",
+        "max_draft_tokens": "draft tokens in one round, 0 drafts nothing",
+        "threads": "threads of the CPU backend, 0 takes all cores",
+    }
+    for name, text in helps.items():
+        value = getattr(default, "num_threads" if name == "threads" else name)
+        shown = "the executor's choice" if value is None else "%(default)s"
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, default=value, help=f"{text} ({shown})")
+    parser.add_argument(
+        "--stall-s",
+        type=float,
+        default=default.stall_s,
+        help="an engine without progress for so long counts as lost (%(default)s)",
+    )
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """Returns the engine's configuration.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    names = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_threads"}
+    values = {name: getattr(options, name) for name in names}
+    return EngineConfig(num_threads=options.threads, **values)
+
+
+def server_config(options: argparse.Namespace) -> ServerConfig:
+    """Returns the server's configuration.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    limit_s: float | None = options.max_request_s
+    if limit_s is not None and not 0 < limit_s < float("inf"):
+        raise ValueError(f"max_request_s: expected more than 0 seconds, got {limit_s}")
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        max_message_bytes=options.max_message_mib * MIB,
+        min_keepalive_ms=options.min_keepalive_ms,
+        grace_s=options.grace_s,
+        write_timeout_s=options.write_timeout_s,
+        warmup_timeout_s=options.warmup_timeout_s,
+        max_request_ms=None if limit_s is None else max(1, round(limit_s * 1000)),
+        log_level=options.log_level,
+        ready_file=options.ready_file,
+    )
+
+
+def generate_command(options: argparse.Namespace) -> GenerateCommand:
+    """Returns what to generate."""
+    return GenerateCommand(
+        prompt=sys.stdin.read() if options.prompt == "-" else options.prompt,
+        sampling=SamplingOptions(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=options.seed,
+        ),
+        stopping=StoppingOptions(
+            max_tokens=options.max_tokens,
+            stop_strings=options.stop,
+            ignore_eos=options.ignore_eos or None,
+        ),
+        use_template=not options.no_template,
+        thinking=options.thinking,
+        timeout_s=options.timeout_s,
+        show_stats=options.stats,
+    )

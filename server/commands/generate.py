@@ -1,0 +1,142 @@
+"""`deltaflash generate`: one answer on stdout, from a server or from an engine directory.
+
+A local engine runs behind the same services on a loopback port: both ways check alike.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from deltaflash_client import (
+    AsyncClient,
+    Chat,
+    ChatMessage,
+    ChatRole,
+    Delta,
+    DeltaFlashError,
+    Finished,
+    Prompt,
+    SamplingOptions,
+    StoppingOptions,
+)
+from server.app import Application, ExitCode
+from server.backend import EngineRefusedError
+from server.backends.executor import load_engine
+from server.commands.serve import run_loop
+from server.config import EngineConfig, ServerConfig
+from server.logs import configure_logging
+from server.service_context import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCommand:
+    """What to generate.
+
+    Attributes:
+        prompt: The prompt's text.
+        sampling: How tokens are chosen.
+        stopping: When the answer ends.
+        use_template: Lay the prompt out as a chat.
+        thinking: Let the model think first; with the template only.
+        timeout_s: Longest time for the answer; None has no limit.
+        show_stats: Write finish reason, usage and times to stderr.
+    """
+
+    prompt: str
+    sampling: SamplingOptions
+    stopping: StoppingOptions
+    use_template: bool = True
+    thinking: bool = False
+    timeout_s: float | None = None
+    show_stats: bool = False
+
+    def client_prompt(self) -> Prompt:
+        """Returns the prompt in the words of the SDK."""
+        if not self.use_template:
+            return self.prompt
+        message = ChatMessage(ChatRole.USER, self.prompt)
+        return Chat([message], enable_thinking=self.thinking)
+
+
+def generate_remote(command: GenerateCommand, target: str) -> ExitCode:
+    """Asks a server."""
+    return run_loop(partial(answer, command, target))
+
+
+def generate_local(
+    command: GenerateCommand, engine_dir: Path, engine_config: EngineConfig
+) -> ExitCode:
+    """Loads an engine directory for this one answer."""
+    return generate_with(command, partial(load_engine, engine_dir, engine_config, 1))
+
+
+def generate_with(command: GenerateCommand, load: Callable[[], Engine]) -> ExitCode:
+    """Loads an engine for this one answer."""
+    configure_logging("ERROR")
+    try:
+        return run_loop(partial(answer_locally, command, load))
+    except EngineRefusedError as error:
+        sys.stderr.write(f"deltaflash: {error}\n")
+        return ExitCode.ENGINE_REFUSED
+
+
+async def answer_locally(command: GenerateCommand, load: Callable[[], Engine]) -> ExitCode:
+    """Starts a server of its own on loopback, asks it, and stops it.
+
+    Raises:
+        EngineRefusedError: The engine directory cannot be served.
+    """
+    app = Application(ServerConfig(host="127.0.0.1", port=0, grace_s=0), load)
+    server = asyncio.ensure_future(app.run())
+    ready = asyncio.ensure_future(app.serving.wait())
+    await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if server.done():
+        ready.cancel()
+        return server.result()
+    code = await answer(command, app.address)
+    app.request_stop()
+    server_code = await server
+    return server_code if server_code is not ExitCode.OK else code
+
+
+async def answer(command: GenerateCommand, target: str) -> ExitCode:
+    """Streams one answer of a server to stdout."""
+    try:
+        async with (
+            AsyncClient(target) as client,
+            client.generate(
+                command.client_prompt(),
+                sampling=command.sampling,
+                stopping=command.stopping,
+                timeout_s=command.timeout_s,
+            ) as stream,
+        ):
+            async for event in stream:
+                if isinstance(event, Delta):
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                elif isinstance(event, Finished):
+                    sys.stdout.write("\n")
+                    if command.show_stats:
+                        sys.stderr.write(summary(event))
+    except DeltaFlashError as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"deltaflash: {error}\n")
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def summary(finished: Finished) -> str:
+    """Returns finish reason, usage and times in one line."""
+    usage, stats = finished.usage, finished.stats
+    line = (
+        f"{finished.finish_reason}: {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
+        f"{stats.steps} steps, {stats.drafted_tokens} drafted, {stats.accepted_tokens} accepted, "
+        f"{stats.total_us / 1000:.0f} ms"
+    )
+    if stats.decode_us:
+        line += f", {(usage.completion_tokens - 1) / stats.decode_us * 1e6:.1f} tokens/s"
+    return line + "\n"

@@ -1,0 +1,1 @@
+"""The servicers of `deltaflash.v1`."""

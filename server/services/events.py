@@ -1,0 +1,96 @@
+"""Events and statistics of a backend in the words of the wire contract."""
+
+import time
+from dataclasses import dataclass
+
+from deltaflash.v1 import generation_pb2, inference_pb2
+from server.backend import EndCause, Finished, GenerationRequest, GenerationStats
+
+_Reason = generation_pb2.FinishReason
+REASONS = {
+    EndCause.END_TOKEN: _Reason.FINISH_REASON_STOP,
+    EndCause.STOP_STRING: _Reason.FINISH_REASON_STOP,
+    EndCause.LENGTH: _Reason.FINISH_REASON_LENGTH,
+    EndCause.CANCELLED: _Reason.FINISH_REASON_CANCELLED,
+    EndCause.TIMED_OUT: _Reason.FINISH_REASON_DEADLINE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came and when it was ready for the engine, monotonic clock, ns."""
+
+    arrived_ns: int
+    prepared_ns: int
+
+
+def started_event(request: GenerationRequest, model: str) -> inference_pb2.GenerateResponse:
+    """Returns the Started event of an accepted request."""
+    sampling = request.sampling
+    return inference_pb2.GenerateResponse(
+        started=generation_pb2.Started(
+            request_id=request.request_id,
+            model=model,
+            prompt_tokens=len(request.prompt_ids),
+            max_tokens=request.max_tokens,
+            seed=sampling.seed if sampling.temperature > 0 else None,
+        )
+    )
+
+
+def delta_event(text: str) -> inference_pb2.GenerateResponse:
+    """Returns a Delta event."""
+    return inference_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text))
+
+
+def finished_event(
+    request: GenerationRequest, finished: Finished, arrival: Arrival
+) -> inference_pb2.GenerateResponse:
+    """Returns the Finished event of a request."""
+    match: generation_pb2.StopMatch | None = None
+    if finished.stop_string is not None:
+        match = generation_pb2.StopMatch(stop_string=finished.stop_string)
+    elif finished.end_token_id is not None:
+        if finished.end_token_id in request.stop_token_ids:
+            match = generation_pb2.StopMatch(stop_token_id=finished.end_token_id)
+        else:
+            match = generation_pb2.StopMatch(end_token_id=finished.end_token_id)
+    num_prompt, num_completion = len(request.prompt_ids), finished.num_completion_tokens
+    return inference_pb2.GenerateResponse(
+        finished=generation_pb2.Finished(
+            finish_reason=REASONS[finished.cause],
+            stop_match=match,
+            usage=generation_pb2.Usage(
+                prompt_tokens=num_prompt,
+                completion_tokens=num_completion,
+                total_tokens=num_prompt + num_completion,
+            ),
+            stats=stats_message(finished.stats, arrival),
+        )
+    )
+
+
+def stats_message(stats: GenerationStats, arrival: Arrival) -> generation_pb2.RequestStats:
+    """Returns the statistics of a request that ends now."""
+    now_ns = time.monotonic_ns()
+    # A request that never ran waited until now.
+    scheduled_ns = stats.first_scheduled_ns or now_ns
+    message = generation_pb2.RequestStats(
+        steps=stats.num_steps,
+        drafted_tokens=stats.num_drafted,
+        accepted_tokens=stats.num_accepted,
+        queue_us=_us(arrival.prepared_ns, scheduled_ns),
+        preprocess_us=_us(arrival.arrived_ns, arrival.prepared_ns),
+        prefill_us=_us(stats.first_scheduled_ns, stats.first_token_ns),
+        decode_us=_us(stats.first_token_ns, stats.last_token_ns),
+        total_us=_us(arrival.arrived_ns, now_ns),
+    )
+    if stats.first_token_ns is not None:
+        message.time_to_first_token_us = _us(arrival.arrived_ns, stats.first_token_ns)
+    return message
+
+
+def _us(begin_ns: int | None, end_ns: int | None) -> int:
+    if begin_ns is None or end_ns is None:
+        return 0
+    return max(0, end_ns - begin_ns) // 1000

@@ -1,0 +1,198 @@
+"""The backend over the executor's Python face: hand-over, cancelling, and a lost engine."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from fakes import runtime
+from fakes.app import on_loop
+from fakes.backend import INFO
+from fakes.runtime import Executor, FinishReason, Response
+from server.backend import (
+    CapacityExceededError,
+    EndCause,
+    EngineLostError,
+    GenerationRequest,
+    QueueFullError,
+    RequestRefusedError,
+    Sampling,
+)
+from server.backends.executor import ExecutorBackend
+
+REQUEST = GenerationRequest(request_id="mine", prompt_ids=(1, 2), max_tokens=8)
+
+
+class Bound:
+    """A backend bound to the running loop, its executor, and the causes of its loss."""
+
+    def __init__(self, stall_s: float = 60) -> None:
+        self.executor = Executor()
+        self.backend = ExecutorBackend(runtime, self.executor, INFO, stall_s)
+        self.lost: list[str] = []
+        self.backend.start(self.lost.append)
+
+
+def final(number: int, reason: FinishReason = FinishReason.LENGTH, **fields: object) -> Response:
+    return Response(number, is_final=True, finish_reason=reason, **fields)
+
+
+@on_loop
+async def test_one_take_a_step_serves_all_requests() -> None:
+    bound = Bound()
+    generations = [bound.backend.submit(REQUEST) for _ in range(3)]
+    waits = [asyncio.ensure_future(g.next_event()) for g in generations]
+    await asyncio.sleep(0)
+    bound.executor.step(*(Response(i, f"t{i}", [i]) for i in (1, 2, 3)))
+    events = await asyncio.gather(*waits)
+    assert [(e.text, e.token_ids) for e in events] == [("t1", (1,)), ("t2", (2,)), ("t3", (3,))]
+    assert bound.executor.num_takes == 1
+    bound.executor.step(*(final(i) for i in (1, 2, 3)))
+    for generation in generations:
+        event = await generation.next_event()
+        assert event.finished is not None
+        assert event.finished.cause is EndCause.LENGTH
+        generation.close()
+    assert bound.backend.num_open == 0
+    assert bound.executor.cancelled == []
+
+
+@on_loop
+async def test_late_reader_gets_merged_events() -> None:
+    bound = Bound()
+    generation = bound.backend.submit(REQUEST)
+    for text in ("a", "b", "c"):
+        bound.executor.step(Response(1, text, [1]))
+        await asyncio.sleep(0.01)
+    event = await generation.next_event()
+    assert (event.text, event.token_ids, event.finished) == ("abc", (1, 1, 1), None)
+
+
+@on_loop
+async def test_request_in_the_executors_words() -> None:
+    bound = Bound()
+    full = replace(
+        REQUEST,
+        sampling=Sampling(0.5, 3, 0.9, 1.0, 7),
+        stop_strings=("END",),
+        stop_token_ids=(9, 3),
+        include_stop=True,
+        skip_special_tokens=False,
+        allotted_time_ms=100,
+    )
+    bound.backend.submit(full)
+    bound.backend.submit(replace(full, ignore_end_tokens=True))
+    bound.backend.submit(replace(full, ignore_end_tokens=True, stop_token_ids=()))
+    bound.backend.submit(REQUEST)
+    first, second, third, fourth = bound.executor.requests.values()
+    assert first.sampling.min_p == pytest.approx(1, abs=1e-7)
+    assert first.sampling.min_p < 1
+    assert (first.end_ids, first.ignore_end_ids) == ([3, 9, 258], False)
+    assert (second.end_ids, second.ignore_end_ids) == ([3, 9], False)
+    assert (third.end_ids, third.ignore_end_ids) == (None, True)
+    assert (fourth.end_ids, fourth.ignore_end_ids) == (None, False)
+    assert (first.stop_strings, first.include_stop, first.skip_special_tokens) == (
+        ["END"],
+        True,
+        False,
+    )
+    assert (first.allotted_time_ms, first.client_id, first.max_tokens) == (100, "mine", 8)
+
+
+@pytest.mark.parametrize(
+    ("response", "cause"),
+    [
+        (final(1, FinishReason.END_ID, end_id=258), EndCause.END_TOKEN),
+        (final(1, FinishReason.STOP_WORDS, stop_string="END"), EndCause.STOP_STRING),
+        (final(1, FinishReason.CANCELLED), EndCause.CANCELLED),
+        (final(1, FinishReason.TIMED_OUT), EndCause.TIMED_OUT),
+    ],
+)
+@on_loop
+async def test_every_end(response: Response, cause: EndCause) -> None:
+    bound = Bound()
+    generation = bound.backend.submit(REQUEST)
+    bound.executor.step(response)
+    finished = (await generation.next_event()).finished
+    assert finished is not None
+    assert finished.cause is cause
+    assert finished.end_token_id == response.end_id
+    assert finished.stop_string == response.stop_string
+    assert finished.stats.first_token_ns is None
+
+
+@on_loop
+async def test_reader_that_leaves_cancels_and_the_table_empties() -> None:
+    bound = Bound()
+    generation = bound.backend.submit(REQUEST)
+    generation.close()
+    generation.close()
+    assert bound.executor.cancelled == [1]
+    bound.executor.step(Response(1, "late"))
+    await asyncio.sleep(0.01)
+    assert bound.backend.num_open == 1
+    bound.executor.step(final(1, FinishReason.CANCELLED))
+    await asyncio.sleep(0.01)
+    assert bound.backend.num_open == 0
+    generation.cancel()
+    assert bound.executor.cancelled == [1]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (runtime.CapacityError("full"), QueueFullError),
+        (ValueError("end_ids: no"), RequestRefusedError),
+        (runtime.EngineLost("gone"), EngineLostError),
+        (runtime.CudaError("gone"), EngineLostError),
+    ],
+)
+@on_loop
+async def test_refusals(refusal: Exception, error: type[Exception]) -> None:
+    bound = Bound()
+    bound.executor.refusal = refusal
+    with pytest.raises(error):
+        bound.backend.submit(REQUEST)
+    assert bound.backend.num_open == 0
+    assert bound.lost == (["gone"] if error is EngineLostError else [])
+
+
+@on_loop
+async def test_request_over_the_cache_is_refused_before_it_waits() -> None:
+    bound = Bound()
+    with pytest.raises(CapacityExceededError) as caught:
+        bound.backend.submit(replace(REQUEST, max_tokens=2047))
+    assert (caught.value.needed_tokens, caught.value.available_tokens) == (2049, 2048)
+    assert not bound.executor.requests
+
+
+@pytest.mark.parametrize("way", ["error response", "dead while idle", "hang"])
+@on_loop
+async def test_lost_engine_fails_every_stream_once(way: str) -> None:
+    bound = Bound(stall_s=0.5)
+    generations = [bound.backend.submit(REQUEST) for _ in range(2)]
+    match way:
+        case "error response":
+            bound.executor.step(Response(1, is_final=True, error="boom"))
+        case "dead while idle":
+            bound.executor.error = "boom"
+        case _:
+            bound.executor.report = runtime.LoadReport(silence_ns=700_000_000)
+    for generation in generations:
+        with pytest.raises(EngineLostError):
+            await asyncio.wait_for(generation.next_event(), 1)
+    assert len(bound.lost) == 1
+    assert bound.backend.num_open == 0
+    with pytest.raises(EngineLostError):
+        bound.backend.submit(REQUEST)
+    await asyncio.sleep(0.3)
+    assert len(bound.lost) == 1
+
+
+@on_loop
+async def test_close_unbinds_and_shuts_down() -> None:
+    bound = Bound()
+    await asyncio.to_thread(bound.backend.close)
+    await asyncio.sleep(0.01)
+    assert bound.executor.stopped
+    assert not asyncio.get_running_loop().remove_reader(bound.executor.response_fd)

@@ -1,0 +1,264 @@
+"""Every bad field is refused by name, at once; what cannot be done is refused, never ignored."""
+
+import math
+import time
+
+import grpc
+import pytest
+
+from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
+from fakes.app import Details, ask, error_of, on_loop, serving
+from fakes.backend import INFO
+from fakes.tokenizer import id_of
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+
+
+def sampling(**fields: object) -> inference_pb2.GenerateRequest:
+    return ask(sampling=generation_pb2.SamplingOptions(**fields))
+
+
+def stopping(**fields: object) -> inference_pb2.GenerateRequest:
+    return ask(stopping=generation_pb2.StoppingOptions(**fields))
+
+
+def output(**fields: object) -> inference_pb2.GenerateRequest:
+    return ask(output=generation_pb2.OutputOptions(**fields))
+
+
+def speculation(**fields: object) -> inference_pb2.GenerateRequest:
+    return ask(speculation=generation_pb2.SpeculationOptions(**fields))
+
+
+def token_ids(*ids: int) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=ids))
+
+
+def chat(
+    *turns: tuple[int, str | list[inference_pb2.ContentPart]],
+) -> inference_pb2.GenerateRequest:
+    messages = []
+    for role, content in turns:
+        parts = [inference_pb2.ContentPart(text=content)] if isinstance(content, str) else content
+        messages.append(inference_pb2.ChatMessage(role=role, content=parts))
+    return inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=messages))
+
+
+USER, SYSTEM = inference_pb2.CHAT_ROLE_USER, inference_pb2.CHAT_ROLE_SYSTEM
+PICTURE = inference_pb2.ContentPart(image=generation_pb2.Image(data=b"x"))
+NO_VALUES = (math.nan, math.inf, -math.inf)
+
+FIELDS = [
+    *[(sampling(temperature=x), "sampling.temperature") for x in (-0.1, 100.1, *NO_VALUES)],
+    *[(sampling(top_k=x), "sampling.top_k") for x in (301, 2**32 - 1)],
+    *[(sampling(top_p=x), "sampling.top_p") for x in (0, -0.5, 1.01, *NO_VALUES)],
+    *[(sampling(min_p=x), "sampling.min_p") for x in (-0.01, 1.01, *NO_VALUES)],
+    *[
+        (sampling(repetition_penalty=x), "sampling.repetition_penalty")
+        for x in (0, -1, 10.1, *NO_VALUES)
+    ],
+    *[(sampling(presence_penalty=x), "sampling.presence_penalty") for x in (-11, 11, *NO_VALUES)],
+    *[(sampling(frequency_penalty=x), "sampling.frequency_penalty") for x in (-11, 11, math.nan)],
+    (sampling(logit_bias={300: 1}), "sampling.logit_bias[300]"),
+    *[(sampling(logit_bias={7: x}), "sampling.logit_bias[7]") for x in (101, -101, *NO_VALUES)],
+    *[(stopping(max_tokens=x), "stopping.max_tokens") for x in (0, 4096, 2**32 - 1)],
+    (stopping(max_tokens=4, min_tokens=5), "stopping.min_tokens"),
+    (stopping(stop_strings=["a"] * 17), "stopping.stop_strings"),
+    (stopping(stop_strings=["a", ""]), "stopping.stop_strings[1]"),
+    (stopping(stop_strings=["ü" * 129]), "stopping.stop_strings[0]"),
+    (stopping(stop_token_ids=[1] * 8), "stopping.stop_token_ids"),
+    (stopping(stop_token_ids=[1, 300]), "stopping.stop_token_ids[1]"),
+    (output(top_logprobs=3), "output.top_logprobs"),
+    (speculation(max_draft_tokens=0), "speculation.max_draft_tokens"),
+    (ask(num_sequences=0), "num_sequences"),
+    (ask(grammar=generation_pb2.Grammar()), "grammar"),
+    (ask(grammar=generation_pb2.Grammar(regex="")), "grammar.regex"),
+    (ask(lora_adapter=""), "lora_adapter"),
+    *[(ask(priority=x), "priority") for x in (-101, 101, 2**31 - 1)],
+    *[(ask(request_id=x), "request_id") for x in ("", "a b", "ü", "x" * 129, "a\n")],
+    (ask(model=""), "model"),
+    (token_ids(1, 300), "token_ids.ids[1]"),
+    (token_ids(2**32 - 1), "token_ids.ids[0]"),
+    (token_ids(id_of("<|image_pad|>")), "token_ids"),
+    (ask("a <|image_pad|> b"), "text"),
+    (chat((0, "hi")), "chat.messages[0].role"),
+    (chat((99, "hi")), "chat.messages[0].role"),
+    (chat((USER, "hi"), (SYSTEM, "no")), "chat.messages[1].role"),
+    (chat((USER, [])), "chat.messages[0].content"),
+    (chat((USER, [inference_pb2.ContentPart()])), "chat.messages[0].content[0]"),
+    (chat((USER, "refuse")), "chat"),
+]
+
+FEATURES = [
+    (sampling(repetition_penalty=1.2), "sampling.repetition_penalty"),
+    (sampling(presence_penalty=0.5), "sampling.presence_penalty"),
+    (sampling(frequency_penalty=-0.5), "sampling.frequency_penalty"),
+    (sampling(logit_bias={7: 1}), "sampling.logit_bias"),
+    (stopping(min_tokens=2), "stopping.min_tokens"),
+    (
+        stopping(stop_token_ids=[3], include_stop_in_output=True),
+        "stopping.include_stop_in_output",
+    ),
+    (output(token_records=True), "output.token_records"),
+    (output(token_records=True, top_logprobs=2), "output.top_logprobs"),
+    (output(top_logprobs=0), "output.top_logprobs"),
+    (speculation(enabled=True), "speculation.enabled"),
+    (speculation(max_draft_tokens=3), "speculation.max_draft_tokens"),
+    (ask(num_sequences=2), "num_sequences"),
+    (ask(grammar=generation_pb2.Grammar(regex="a+")), "grammar"),
+    (ask(lora_adapter="mine"), "lora_adapter"),
+    (ask(priority=1), "priority"),
+    (chat((USER, [PICTURE])), "chat.messages[0].content[0].image"),
+]
+
+FINE = [
+    sampling(temperature=100, top_k=300, top_p=1, min_p=1, seed=2**64 - 1),
+    sampling(temperature=0, top_p=1e-30, min_p=0, seed=0),
+    sampling(repetition_penalty=1, presence_penalty=0, frequency_penalty=0),
+    stopping(max_tokens=1, min_tokens=0, ignore_eos=True, include_stop_in_output=True),
+    stopping(stop_strings=["a"] * 16, stop_token_ids=[0] * 7),
+    output(skip_special_tokens=False, token_records=False),
+    speculation(enabled=False),
+    ask(num_sequences=1, priority=0, model="fake", request_id="!~"),
+    token_ids(0, 299),
+    ask("<|im_start|>"),
+    chat((SYSTEM, ""), (USER, "hi")),
+]
+
+
+@on_loop
+async def test_every_bad_field_is_named_at_once() -> None:
+    async with serving() as served:
+        for request, field in FIELDS:
+            began = time.monotonic()
+            error = Details(await error_of(served.generate(request)))
+            elapsed_s = time.monotonic() - began
+            assert (error.code, error.reason, error.domain) == (
+                INVALID,
+                "INVALID_FIELD",
+                "deltaflash",
+            ), field
+            assert error.fields == [field]
+            assert error.descriptions[0]
+            assert elapsed_s < 0.05, field
+        assert served.backend.requests == []
+
+
+@on_loop
+async def test_every_missing_feature_is_named() -> None:
+    async with serving() as served:
+        for request, feature in FEATURES:
+            error = Details(await error_of(served.generate(request)))
+            assert (error.code, error.reason) == (UNIMPLEMENTED, "FEATURE_UNIMPLEMENTED"), feature
+            assert error.metadata == {"feature": feature}
+        assert served.backend.requests == []
+
+
+@on_loop
+async def test_values_at_the_limits_are_taken() -> None:
+    async with serving() as served:
+        for request in FINE:
+            await served.collect(request)
+        assert len(served.backend.requests) == len(FINE)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        inference_pb2.GenerateRequest(),
+        ask(""),
+        token_ids(),
+        inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds()),
+        inference_pb2.GenerateRequest(chat=inference_pb2.Chat()),
+    ],
+    ids=["absent", "empty-text", "no-ids", "no-ids-message", "no-messages"],
+)
+@on_loop
+async def test_empty_prompt(request_: inference_pb2.GenerateRequest) -> None:
+    async with serving() as served:
+        error = Details(await error_of(served.generate(request_)))
+        assert (error.code, error.reason) == (INVALID, "EMPTY_PROMPT")
+
+
+@on_loop
+async def test_prompt_over_the_context() -> None:
+    async with serving() as served:
+        longest = INFO.context_len - 1
+        many = chat((USER, "x" * 5000))
+        for request in (ask("x" * (longest + 1)), token_ids(*[1] * (longest + 1)), many):
+            error = Details(await error_of(served.generate(request)))
+            assert (error.code, error.reason) == (INVALID, "PROMPT_TOO_LONG")
+            assert int(error.metadata["prompt_tokens"]) > 300 or request is many
+            assert error.metadata["max_prompt_tokens"] == str(longest)
+
+
+@on_loop
+async def test_huge_text_is_refused_before_it_is_tokenised() -> None:
+    async with serving() as served:
+        request = ask("word " * 4_000_000)
+        began = time.monotonic()
+        error = Details(await error_of(served.generate(request)))
+        assert error.reason == "PROMPT_TOO_LONG"
+        assert time.monotonic() - began < 0.5
+
+
+@on_loop
+async def test_names_that_lead_nowhere() -> None:
+    async with serving() as served:
+        error = Details(await error_of(served.generate(ask(model="other"))))
+        assert (error.code, error.reason) == (NOT_FOUND, "UNKNOWN_MODEL")
+        assert error.metadata == {"model": "other"}
+        request = control_pb2.GetModelInfoRequest(model="other")
+        assert Details(await error_of(served.control.GetModelInfo(request))).code is NOT_FOUND
+        unknown = control_pb2.CancelRequest(request_id="nobody")
+        error = Details(await error_of(served.control.Cancel(unknown)))
+        assert (error.code, error.reason) == (NOT_FOUND, "UNKNOWN_REQUEST")
+        assert error.metadata == {"request_id": "nobody"}
+        bad = control_pb2.CancelRequest(request_id="")
+        assert Details(await error_of(served.control.Cancel(bad))).fields == ["request_id"]
+        late = control_pb2.DrainRequest(wait_ms=3_600_001)
+        assert Details(await error_of(served.control.Drain(late))).fields == ["wait_ms"]
+
+
+@on_loop
+async def test_many_violations_fit_into_the_trailers() -> None:
+    async with serving() as served:
+        error = Details(await error_of(served.generate(token_ids(*[2**32 - 1] * 4000))))
+        assert error.fields == [f"token_ids.ids[{i}]" for i in range(16)]
+
+
+@on_loop
+async def test_calls_without_an_implementation() -> None:
+    async with serving() as served:
+        for call, feature in (
+            (
+                served.documents.ParsePage(documents_pb2.ParsePageRequest()),
+                "DocumentsService.ParsePage",
+            ),
+            (
+                served.documents.ParseDocument(documents_pb2.ParseDocumentRequest()),
+                "DocumentsService.ParseDocument",
+            ),
+            (
+                served.control.SwapEngine(control_pb2.SwapEngineRequest(engine="x")),
+                "ControlService.SwapEngine",
+            ),
+        ):
+            error = Details(await error_of(call))
+            assert (error.code, error.metadata) == (UNIMPLEMENTED, {"feature": feature})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("1", ""), ("7", ""), ("x", "INVALID_FIELD"), ("0", "INVALID_FIELD"), ("-1", "INVALID_FIELD")],
+)
+@on_loop
+async def test_schema_revision_of_the_caller(value: str, reason: str) -> None:
+    async with serving() as served:
+        call = served.generate(metadata=(("deltaflash-schema-revision", value),))
+        if reason:
+            assert Details(await error_of(call)).reason == reason
+        else:
+            assert [event async for event in call]
