@@ -5,4 +5,6 @@
 NB_MODULE(_native, module) {
   module.doc() = "The C++ half of the runtime: executor, text handling and the CPU ops.";
   nanobind::module_ plugins = module.def_submodule("plugins", "The CPU twins of the ops.");
+  deltaflash::bind_thread_pool(plugins);
+  deltaflash::bind_slot_table(plugins);
 }
