@@ -13,11 +13,19 @@
 
 namespace deltaflash {
 
-/// A NumPy array argument: rank, layout, device and dtype are part of the type, so nanobind
-/// refuses another with a TypeError that names them. Nothing is copied or converted.
 template <typename T, std::size_t Rank>
-using Array = nanobind::ndarray<T, nanobind::numpy, nanobind::ndim<Rank>, nanobind::c_contig,
-                                nanobind::device::cpu>;
+using NumpyArray = nanobind::ndarray<T, nanobind::numpy, nanobind::ndim<Rank>, nanobind::c_contig,
+                                     nanobind::device::cpu>;
+
+/// A NumPy array argument: rank, layout, device and dtype are part of the type, so nanobind
+/// refuses another with a TypeError that names them. Unlike nanobind's own type it is never
+/// converted: an op must not write its results into a copy.
+template <typename T, std::size_t Rank>
+class Array : public NumpyArray<T, Rank> {
+ public:
+  Array() = default;
+  explicit Array(const NumpyArray<T, Rank>& array) : NumpyArray<T, Rank>(array) {}
+};
 
 /// In an expected shape: an axis of any size.
 constexpr std::int64_t kAnySize = -1;
@@ -60,3 +68,22 @@ inline void check_argument(bool ok, const char* op, const std::string& message) 
 inline Stream stream_of(ThreadPool* pool) { return Stream{pool}; }
 
 }  // namespace deltaflash
+
+namespace nanobind::detail {
+template <typename T, std::size_t Rank>
+struct type_caster<deltaflash::Array<T, Rank>> {
+  using Argument = deltaflash::Array<T, Rank>;
+  using BaseCaster = type_caster<deltaflash::NumpyArray<T, Rank>>;
+  NB_TYPE_CASTER(Argument, BaseCaster::Name)
+
+  bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+    BaseCaster base;
+    if (!base.from_python(source, flags & ~static_cast<std::uint32_t>(cast_flags::convert),
+                          cleanup)) {
+      return false;
+    }
+    value = Argument(base.value);
+    return true;
+  }
+};
+}  // namespace nanobind::detail

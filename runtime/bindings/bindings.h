@@ -7,6 +7,9 @@ namespace deltaflash {
 // One function a source file of this folder; each adds its part to `runtime._native`. Ops live in
 // the submodule `runtime._native.plugins`, which is what their function is given.
 
+void bind_causal_conv(nanobind::module_& plugins);
+void bind_gated_rms_norm(nanobind::module_& plugins);
+void bind_linear(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);
 

@@ -7,4 +7,7 @@ NB_MODULE(_native, module) {
   nanobind::module_ plugins = module.def_submodule("plugins", "The CPU twins of the ops.");
   deltaflash::bind_thread_pool(plugins);
   deltaflash::bind_slot_table(plugins);
+  deltaflash::bind_causal_conv(plugins);
+  deltaflash::bind_gated_rms_norm(plugins);
+  deltaflash::bind_linear(plugins);
 }

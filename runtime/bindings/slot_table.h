@@ -36,7 +36,7 @@ template <>
 struct type_caster<deltaflash::SlotTable> {
   NB_TYPE_CASTER(deltaflash::SlotTable, const_name("numpy.typing.NDArray[numpy.void]"))
 
-  bool from_python(handle source, std::uint8_t /*flags*/, cleanup_list* /*cleanup*/) noexcept {
+  bool from_python(handle source, std::uint32_t /*flags*/, cleanup_list* /*cleanup*/) noexcept {
     return deltaflash::read_slot_table(source, value);
   }
 };
