@@ -9,10 +9,12 @@ namespace deltaflash {
 
 void bind_causal_conv(nanobind::module_& plugins);
 void bind_embedding(nanobind::module_& plugins);
+void bind_gated_attention(nanobind::module_& plugins);
 void bind_gated_rms_norm(nanobind::module_& plugins);
 void bind_gather_rows(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);
 void bind_rms_norm(nanobind::module_& plugins);
+void bind_rotary_kv_write(nanobind::module_& plugins);
 void bind_silu_mul(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);

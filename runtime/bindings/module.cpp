@@ -9,9 +9,11 @@ NB_MODULE(_native, module) {
   deltaflash::bind_slot_table(plugins);
   deltaflash::bind_causal_conv(plugins);
   deltaflash::bind_embedding(plugins);
+  deltaflash::bind_gated_attention(plugins);
   deltaflash::bind_gated_rms_norm(plugins);
   deltaflash::bind_gather_rows(plugins);
   deltaflash::bind_linear(plugins);
   deltaflash::bind_rms_norm(plugins);
+  deltaflash::bind_rotary_kv_write(plugins);
   deltaflash::bind_silu_mul(plugins);
 }
