@@ -15,6 +15,7 @@ void bind_gather_rows(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);
 void bind_rms_norm(nanobind::module_& plugins);
 void bind_rotary_kv_write(nanobind::module_& plugins);
+void bind_sampling(nanobind::module_& plugins);
 void bind_silu_mul(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);

@@ -15,5 +15,6 @@ NB_MODULE(_native, module) {
   deltaflash::bind_linear(plugins);
   deltaflash::bind_rms_norm(plugins);
   deltaflash::bind_rotary_kv_write(plugins);
+  deltaflash::bind_sampling(plugins);
   deltaflash::bind_silu_mul(plugins);
 }
