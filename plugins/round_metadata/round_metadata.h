@@ -11,6 +11,7 @@ namespace deltaflash {
 /// row_len = row_start[r + 1] - row_start[r] tokens gets
 ///   token_ids = last_token, draft_ids[s, 0 .. row_len - 2]
 ///   positions = kv_len + i + rope_delta on all three axes
+/// Nothing is written for a padded row.
 struct RoundMetadata {
   const SlotState* table;
   const std::int32_t* draft_ids;  // [num_slots, max_draft]
@@ -21,6 +22,7 @@ struct RoundMetadata {
 };
 
 namespace cpu {
+/// Throws std::invalid_argument for a row of more than max_draft + 1 tokens.
 void round_metadata(const RoundMetadata& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash
