@@ -8,10 +8,11 @@
 namespace deltaflash {
 
 /// Moves the cursors of every row's slot, once per step for the whole model.
-/// Prefill row: kv_len += row_len, the ring is emptied. Verify row: the flush that the layers did is
-/// mirrored (ring_base, ring_history), then kv_len and ring_history grow by the tokens committed:
-/// num_emitted[r], or 0 for a finished slot. Both: last_token, num_emitted, num_remaining,
-/// finish_reason and num_rounds follow what was emitted.
+/// Prefill row: kv_len += row_len, the ring is emptied. Verify row: the flush that the layers did
+/// is mirrored (ring_base, ring_history), then kv_len and ring_history grow by the tokens
+/// committed: num_emitted[r], or 0 for a slot that was finished before. Both, unless it was
+/// finished before: last_token, num_emitted, num_remaining and finish_reason follow what was
+/// emitted; a verify row also counts into num_rounds.
 struct CommitRound {
   SlotState* table;
   RowBatch rows;
@@ -25,6 +26,7 @@ struct CommitRound {
 };
 
 namespace cpu {
+/// Throws std::invalid_argument for a ring_rows that is no power of two.
 void commit_round(const CommitRound& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -19,7 +19,7 @@ struct Embedding {
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a dtype other than float32.
+/// Throws std::invalid_argument for a dtype other than float32 or a hidden <= 0.
 void embedding(const Embedding& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -18,6 +18,7 @@ struct GatherRows {
 };
 
 namespace cpu {
+/// Throws std::invalid_argument for a dim <= 0.
 void gather_rows(const GatherRows& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

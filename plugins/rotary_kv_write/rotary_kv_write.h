@@ -26,7 +26,8 @@ struct PagedKv {
 /// all keys, then all values. q and k get an RMSNorm over head_dim (1 + weight), then the first
 /// rotary_dim of their dims are rotated in halves layout; frequency j reads position axis
 ///   1 if j % 3 == 1 and j < 3 * section[1];  2 if j % 3 == 2 and j < 3 * section[2];  else 0.
-/// k and v of row token i are written at kv index table[slot].kv_len + i. Angles in fp32.
+/// k and v of row token i are written at kv index table[slot].kv_len + i, unless no page is held
+/// there. Angles in fp32. Nothing is written for a padded row.
 struct RotaryKvWrite {
   const void* qkv;  // token t at qkv + t * qkv_stride elements
   std::int64_t qkv_stride;
@@ -47,7 +48,8 @@ struct RotaryKvWrite {
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a dtype other than float32.
+/// Throws std::invalid_argument for a dtype other than float32, an odd rotary_dim or one beyond
+/// head_dim, or sections that do not sum to rotary_dim / 2.
 void rotary_kv_write(const RotaryKvWrite& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -29,6 +29,7 @@ struct RoundMetadata {
 };
 
 namespace cpu {
+/// Throws std::invalid_argument if the rows have more than num_tokens tokens.
 void round_metadata(const RoundMetadata& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -11,7 +11,7 @@ namespace deltaflash {
 /// script says for this round and wrong (id + 1 mod vocab_size) at the next. Token 1 + i of a row
 /// becomes
 ///   right = script[s, num_rounds % num_script]
-///   forced[s, num_emitted + i] for i < right (0 past its end), else the wrong id
+///   forced[s, num_emitted + i] for i < right (0 past num_forced), else the wrong id
 /// Rows of one token and slots without a script (num_script 0) are left alone.
 struct ScriptedDraft {
   const SlotState* table;
@@ -24,6 +24,7 @@ struct ScriptedDraft {
 };
 
 namespace cpu {
+/// Throws std::invalid_argument for a vocab_size <= 0.
 void scripted_draft(const ScriptedDraft& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -17,7 +17,7 @@ struct SiluMul {
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a dtype other than float32.
+/// Throws std::invalid_argument for a dtype other than float32 or a dim <= 0.
 void silu_mul(const SiluMul& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash
