@@ -154,8 +154,7 @@ def _segment(name: str, in_dim: int, out_dim: int) -> _Json:
 
 
 def _forward(config: ModelConfig, step: Step) -> list[_Json]:
-    ops = [_plugin("round_metadata")] if step == "verify" else []
-    ops.append(_plugin("embedding", {"out": "hidden"}, {"table": "embed_tokens"}))
+    ops = [_plugin("embedding", {"out": "hidden"}, {"table": "embed_tokens"})]
     gdn_layer = kv_layer = 0
     for index, kind in enumerate(config.layer_types):
         layer = f"layers.{index}."

@@ -122,7 +122,6 @@ PLUGINS: dict[str, PluginKeys] = {
     "gated_attention": PluginKeys(reads=("q", "qkv"), writes=("out",), attrs=("kv_layer",)),
     "silu_mul": PluginKeys(reads=("gate_up",), writes=("out",)),
     "gather_rows": PluginKeys(reads=("x",), writes=("out",)),
-    "round_metadata": PluginKeys(),
     "sample_accept": PluginKeys(reads=("logits",)),
     "commit_round": PluginKeys(),
 }
