@@ -8,6 +8,7 @@ namespace deltaflash {
 // the submodule `runtime._native.plugins`, which is what their function is given.
 
 void bind_causal_conv(nanobind::module_& plugins);
+void bind_gated_delta_net(nanobind::module_& plugins);
 void bind_gated_rms_norm(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);

@@ -8,6 +8,7 @@ NB_MODULE(_native, module) {
   deltaflash::bind_thread_pool(plugins);
   deltaflash::bind_slot_table(plugins);
   deltaflash::bind_causal_conv(plugins);
+  deltaflash::bind_gated_delta_net(plugins);
   deltaflash::bind_gated_rms_norm(plugins);
   deltaflash::bind_linear(plugins);
 }
