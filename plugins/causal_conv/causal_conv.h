@@ -23,13 +23,14 @@ struct CausalConv {
   const SlotState* table;
   RowBatch rows;
   std::int64_t channels;
-  std::int64_t kernel;
+  std::int64_t kernel;     // taps, 1 to 16
   std::int64_t ring_cols;  // a power of two >= kernel - 1 + longest verify row
   DType dtype;
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a dtype other than float32 or a ring that is no power of two.
+/// Throws std::invalid_argument for a dtype other than float32, a ring that is no power of two or
+/// dims that do not fit. Writes zeros to the outputs of a padded row.
 void causal_conv(const CausalConv& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -9,7 +9,7 @@ namespace {
 // than the gap between two ops of a step, shorter than what an idle server would notice.
 constexpr int kSpins = 1000;
 
-constexpr std::uint64_t kPartMask = 0xffffffffu;
+constexpr std::uint64_t kPartsLeftMask = 0xffffffffu;
 
 void pause() {
 #if defined(__x86_64__)
@@ -43,8 +43,8 @@ void ThreadPool::publish(std::int64_t num_parts, Call call, const void* body) {
   num_unfinished_.store(num_parts, std::memory_order_relaxed);
   // Sequentially consistent together with the worker's num_sleeping_ and its look at ticket_: one
   // of the two sees the other, so that no worker goes to sleep on work that is there.
-  const std::uint64_t region = ticket_.load(std::memory_order_relaxed) | kPartMask;
-  ticket_.store(region + 1, std::memory_order_seq_cst);
+  const std::uint64_t run = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_.store(run << 32 | static_cast<std::uint64_t>(num_parts), std::memory_order_seq_cst);
   if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
     {
       const std::lock_guard lock(mutex_);
@@ -72,20 +72,16 @@ void ThreadPool::run_parts(std::int64_t num_parts, Call call, const void* body) 
 
 void ThreadPool::drain() {
   std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  for (;;) {
-    // Read before the claim: the caller changes them only once every part of this region is done,
-    // and then the claim below fails.
-    const Call call = call_.load(std::memory_order_relaxed);
-    const void* body = body_.load(std::memory_order_relaxed);
-    const std::uint64_t part = ticket & kPartMask;
-    if (part >= num_parts_.load(std::memory_order_relaxed)) {
-      return;
-    }
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+  while ((ticket & kPartsLeftMask) != 0) {
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
                                        std::memory_order_acquire)) {
       continue;
     }
-    call(body, static_cast<std::int64_t>(part));
+    // The claimed part keeps the run from ending, and so the caller from changing these.
+    const std::uint64_t num_parts = num_parts_.load(std::memory_order_relaxed);
+    call_.load(std::memory_order_relaxed)(
+        body_.load(std::memory_order_relaxed),
+        static_cast<std::int64_t>(num_parts - (ticket & kPartsLeftMask)));
     if (num_unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       num_unfinished_.notify_one();
     }
@@ -97,21 +93,21 @@ void ThreadPool::work() {
   std::uint64_t seen = 0;
   while (!stopping_.load(std::memory_order_relaxed)) {
     drain();
-    std::uint64_t region = ticket_.load(std::memory_order_acquire) >> 32;
-    for (int spin = 0; region == seen && spin < kSpins; ++spin) {
+    std::uint64_t run = ticket_.load(std::memory_order_acquire) >> 32;
+    for (int spin = 0; run == seen && spin < kSpins; ++spin) {
       pause();
-      region = ticket_.load(std::memory_order_acquire) >> 32;
+      run = ticket_.load(std::memory_order_acquire) >> 32;
     }
-    if (region == seen) {
+    if (run == seen) {
       std::unique_lock lock(mutex_);
       num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
       start_.wait(lock, [&] {
-        region = ticket_.load(std::memory_order_seq_cst) >> 32;
-        return region != seen;
+        run = ticket_.load(std::memory_order_seq_cst) >> 32;
+        return run != seen;
       });
       num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
     }
-    seen = region;
+    seen = run;
   }
 }
 

@@ -42,9 +42,9 @@ class ThreadPool {
   void drain();
   void work();
 
-  // Upper half: which run this is; lower half: its next part. A part is claimed by a compare and
-  // swap, so a thread that is late cannot take a part of the next run for one of the last.
-  alignas(64) std::atomic<std::uint64_t> ticket_ = 0xffffffffu;
+  // Upper half: which run this is; lower half: how many of its parts nobody has claimed. Both
+  // change in one compare and swap, so a thread that is late cannot claim a part of another run.
+  alignas(64) std::atomic<std::uint64_t> ticket_ = 0;
   std::atomic<Call> call_ = nullptr;
   std::atomic<const void*> body_ = nullptr;
   std::atomic<std::uint64_t> num_parts_ = 0;

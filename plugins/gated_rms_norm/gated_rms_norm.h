@@ -24,7 +24,7 @@ struct GatedRmsNorm {
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a dtype other than float32.
+/// Throws std::invalid_argument for a dtype other than float32 or dims that do not fit.
 void gated_rms_norm(const GatedRmsNorm& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

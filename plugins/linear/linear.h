@@ -20,6 +20,8 @@ struct Linear {
 };
 
 namespace cpu {
+/// Adds in 16 lanes, lane l the products of k = 2 l and 2 l + 1 modulo 32 in rising order, then the
+/// lanes. Throws std::invalid_argument for a dim <= 0.
 void linear(const Linear& args, Stream stream);
 }  // namespace cpu
 }  // namespace deltaflash

@@ -15,6 +15,7 @@ void bind_causal_conv(nanobind::module_& plugins);
 void bind_commit(nanobind::module_& plugins);
 void bind_embedding(nanobind::module_& plugins);
 void bind_gated_attention(nanobind::module_& plugins);
+void bind_gated_delta_net(nanobind::module_& plugins);
 void bind_gated_rms_norm(nanobind::module_& plugins);
 void bind_gather_rows(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);

@@ -48,7 +48,10 @@ Args:
   table: [num_slots], of slot_table_dtype().
   slots: [num_rows]; -1 is a padded row.
   row_start: [num_rows + 1].
-  pool: threads to run on; None is the calling thread.)");
+  pool: threads to run on; None is the calling thread.
+
+Raises:
+  ValueError: a shape, a slot or a row start does not fit.)");
 }
 
 }  // namespace deltaflash

@@ -42,7 +42,10 @@ Args:
   weight: [head_dim].
   out: as x; may be x.
   eps: added to the mean.
-  pool: threads to run on; None is the calling thread.)");
+  pool: threads to run on; None is the calling thread.
+
+Raises:
+  ValueError: a shape does not fit.)");
 }
 
 }  // namespace deltaflash

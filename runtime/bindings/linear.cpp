@@ -33,7 +33,10 @@ Args:
   x: [num_tokens, in_dim].
   weight: [out_dim, in_dim], the bits of bfloat16 numbers.
   out: [num_tokens, out_dim].
-  pool: threads to run on; None is the calling thread.)");
+  pool: threads to run on; None is the calling thread.
+
+Raises:
+  ValueError: a shape does not fit.)");
 }
 
 }  // namespace deltaflash

@@ -14,6 +14,7 @@ NB_MODULE(_native, module) {
   deltaflash::bind_commit(plugins);
   deltaflash::bind_embedding(plugins);
   deltaflash::bind_gated_attention(plugins);
+  deltaflash::bind_gated_delta_net(plugins);
   deltaflash::bind_gated_rms_norm(plugins);
   deltaflash::bind_gather_rows(plugins);
   deltaflash::bind_linear(plugins);

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 from reference.causal_conv import causal_conv
-
 from runtime._native import plugins
 
 CASES = [(1, 4), (17, 4), (300, 4), (512, 4), (40, 2), (33, 1)]
-TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
+# Sums of 4 products of up to some 20, each rounded to fp32.
+TOLERANCE = {"rtol": 3e-6, "atol": 1e-5}
 
 
 class Conv:

@@ -3,24 +3,25 @@ import time
 import numpy as np
 import pytest
 from reference.linear import to_bfloat16
-
 from runtime._native import plugins
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_many_short_runs(rng: np.random.Generator, num_threads: int) -> None:
-    """More threads than cores too; pauses long enough that threads go to sleep in between."""
-    x = rng.normal(size=(4, 512)).astype(np.float32)
-    weight = to_bfloat16(rng.normal(size=(640, 512)))
-    want = np.empty((4, 640), np.float32)
-    plugins.linear(x, weight, want)
+    """Runs of few and of many parts, with pauses long enough for the threads to go to sleep."""
+    x = rng.normal(size=(4, 64)).astype(np.float32)
+    weights = [to_bfloat16(rng.normal(size=(size, 64))) for size in (16, 1100, 4500)]
+    wants = [np.empty((4, len(weight)), np.float32) for weight in weights]
+    for weight, want in zip(weights, wants, strict=True):
+        plugins.linear(x, weight, want)
     pool = plugins.ThreadPool(num_threads)
     assert pool.num_threads == num_threads
-    for run in range(400):
-        out = np.full_like(want, np.nan)
-        plugins.linear(x, weight, out, pool)
-        assert out.tobytes() == want.tobytes()
-        if run % 40 == 0:
+    for run in range(1500):
+        pick = int(rng.integers(3))
+        out = np.full_like(wants[pick], np.nan)
+        plugins.linear(x, weights[pick], out, pool)
+        assert out.tobytes() == wants[pick].tobytes()
+        if run % 150 == 0:
             time.sleep(0.002)
 
 

@@ -9,7 +9,7 @@ def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def causal_conv(x: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x [num_tokens, channels] from the sequence's start, weight [channels, kernel]."""
+    """Of x [num_tokens, channels] from the sequence's start; weight [channels, kernel]."""
     kernel = weight.shape[1]
     padded = np.concatenate([np.zeros((kernel - 1, x.shape[1]), x.dtype), x])
     return silu(sum(padded[j : j + len(x)] * weight[:, j] for j in range(kernel)))

@@ -15,7 +15,7 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def linear(x: NDArray[np.float32], weight: NDArray[np.uint16]) -> NDArray[np.float64]:
-    """x [num_tokens, in_dim], weight [out_dim, in_dim] in bfloat16 bits."""
+    """Exact: x [num_tokens, in_dim], weight [out_dim, in_dim] in bfloat16 bits."""
     return x.astype(np.float64) @ from_bfloat16(weight).astype(np.float64).T
 
 
