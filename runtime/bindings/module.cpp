@@ -4,6 +4,8 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The C++ half of the runtime: executor, text handling and the CPU ops.";
+  // A request that a module or a test holds until the interpreter ends is no leak.
+  nanobind::set_leak_warnings(false);
   deltaflash::bind_errors(module);
   deltaflash::bind_text(module);
   deltaflash::bind_executor(module);

@@ -99,7 +99,7 @@ def ops(program: Json, step: str, name: str) -> list[Json]:
             "prefill: causal_conv reads qkvz before it is written",
         ),
         (
-            lambda p: p["steps"]["verify"].pop(2),
+            lambda p: p["steps"]["verify"].pop(1),
             "verify: weight layers.0.input_norm is used 0 times, not 1",
         ),
         (
@@ -158,11 +158,11 @@ def test_faults_are_found(program: Json, edit: Callable[[Json], object], fault: 
         lambda p: p["config"].update(inv_freq=[1.0]),
         lambda p: p["config"].update(num_layers=4),
         lambda p: p["steps"]["commit"].append({"plugin": "unknown"}),
-        lambda p: p["steps"]["verify"][1]["buffers"].clear(),
-        lambda p: p["steps"]["verify"][1]["weights"].clear(),
-        lambda p: p["steps"]["verify"][2]["attrs"].clear(),
-        lambda p: p["steps"]["verify"][3]["buffers"].pop("out"),
-        lambda p: p["steps"]["verify"][1].update(extra=1),
+        lambda p: p["steps"]["verify"][0]["buffers"].clear(),
+        lambda p: p["steps"]["verify"][0]["weights"].clear(),
+        lambda p: p["steps"]["verify"][1]["attrs"].clear(),
+        lambda p: p["steps"]["verify"][2]["buffers"].pop("out"),
+        lambda p: p["steps"]["verify"][0].update(extra=1),
     ],
 )
 def test_schema(program: Json, edit: Callable[[Json], object]) -> None:

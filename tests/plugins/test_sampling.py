@@ -92,7 +92,7 @@ def draw(logits: np.ndarray, params: SamplingParams, seeds: Sequence[int]) -> np
     outs = np.full((3, num_rows), -7, np.int32)
     zeros = np.zeros(num_rows, np.int32)
     plugins.sample_accept(
-        logits[None].astype(np.float32), table, *rows, zeros, zeros + 1, tokens, *outs
+        logits[None].astype(np.float32), table, *rows, zeros, zeros + 1, zeros, tokens, *outs
     )
     assert (outs[0] == 1).all()
     return tokens[:, 0]
