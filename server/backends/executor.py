@@ -184,7 +184,12 @@ class ExecutorBackend:
     def _deliver(self) -> None:
         """Hands over all that an engine step brought."""
         lost: str | None = None
-        for response in self._executor.take_responses():
+        try:
+            responses = self._executor.take_responses()
+        except (self._runtime.EngineLost, self._runtime.CudaError) as error:
+            self._lose(str(error))
+            return
+        for response in responses:
             mailbox = self._mailboxes.get(response.request_id)
             if response.is_final:
                 self._mailboxes.pop(response.request_id, None)
@@ -225,10 +230,19 @@ class ExecutorBackend:
         if error is not None:
             self._deliver()
             self._lose(error)
-        elif (silence_ns := self._executor.load().silence_ns) > self._stall_ns:
-            self._lose(f"the engine has work and made no progress for {silence_ns / 1e9:.1f} s")
+        else:
+            self._check_progress()
         if self._lost_cause is None:
             self._watch = self._loop.call_later(WATCH_S, self._check_alive)
+
+    def _check_progress(self) -> None:
+        try:
+            silence_ns = self.load().silence_ns
+        except EngineLostError as error:
+            self._lose(str(error))
+            return
+        if silence_ns > self._stall_ns:
+            self._lose(f"the engine has work and made no progress for {silence_ns / 1e9:.1f} s")
 
     def _lose(self, cause: str) -> None:
         if self._lost_cause is not None:
@@ -284,8 +298,12 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
     return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads))
 
 
-def open_directory(engine_dir: Path) -> Any:  # noqa: ANN401
+def open_directory(engine_dir: Path, verify: str = "digest") -> Any:  # noqa: ANN401
     """Opens and verifies an engine directory; loads nothing to a device.
+
+    Args:
+        engine_dir: The engine directory.
+        verify: "digest" reads and hashes every file, "size" only compares lengths.
 
     Raises:
         EngineRefusedError: It does not pass its checks, in one line.
@@ -293,7 +311,7 @@ def open_directory(engine_dir: Path) -> Any:  # noqa: ANN401
     runtime: Any = import_runtime("runtime")
     module: Any = import_runtime("runtime.engine_directory")
     try:
-        return module.open_engine(engine_dir)
+        return module.open_engine(engine_dir, verify)
     except (runtime.EngineError, OSError) as error:
         raise EngineRefusedError(one_line(str(error))) from error
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from server.app import Application, BindError, ExitCode
 from server.backend import EngineRefusedError
-from server.backends.executor import load_engine
+from server.backends.executor import load_engine, open_directory
 from server.config import EngineConfig, ServerConfig
 from server.logs import configure_logging
 from server.service_context import Engine
@@ -24,6 +24,12 @@ T = TypeVar("T")
 
 def serve(engine_dir: Path, engine_config: EngineConfig, config: ServerConfig) -> NoReturn:
     """Serves an engine directory and ends the process with an `ExitCode`."""
+    try:
+        # What is wrong at first sight is said before the port is taken; loading hashes the files.
+        open_directory(engine_dir, "size")
+    except EngineRefusedError as error:
+        sys.stderr.write(f"deltaflash: {error}\n")
+        leave(ExitCode.ENGINE_REFUSED)
     load = partial(load_engine, engine_dir, engine_config, config.tokenizer_threads)
     serve_engine(load, config)
 

@@ -1,6 +1,5 @@
 """InferenceService: one checked request to one stream of events."""
 
-import asyncio
 import logging
 import math
 import secrets
@@ -17,7 +16,7 @@ from server.backend import (
     GenerationStats,
 )
 from server.config import ServerConfig
-from server.errors import DeadlinePassedError, SlowReaderError, describe
+from server.errors import DeadlinePassedError, describe
 from server.live_requests import LiveRequest
 from server.service_context import Engine, ServiceContext
 from server.services.call import CallContext, call
@@ -34,6 +33,7 @@ from server.validation import (
     check_speculation,
     check_stopping,
 )
+from server.write_watch import WriteWatch
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class AnswerStream:
         self._context = context
         self._preprocess_ns = preprocess_ns
         self._num_messages = 0
+        self._watch = WriteWatch(config.write_timeout_s)
 
     async def run(self, request: GenerationRequest, arrival: Arrival) -> None:
         """Submits the request and writes its events until the last one.
@@ -107,7 +108,8 @@ class AnswerStream:
         outcome = "CLIENT_GONE"
         finished: Finished | None = None
         try:
-            finished = await self._stream(request, arrival)
+            with self._watch:
+                finished = await self._stream(request, arrival)
             outcome = finished.cause.name
         except Exception as error:
             outcome = describe(error).reason
@@ -160,13 +162,7 @@ class AnswerStream:
         return (time.monotonic_ns() - arrival.arrived_ns) / 1e6 >= limit_ms
 
     async def _write(self, message: inference_pb2.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._config.write_timeout_s):
-                await self._context.write(message)
-        except TimeoutError as error:
-            raise SlowReaderError(
-                f"nothing was read from the stream for {self._config.write_timeout_s:g} s"
-            ) from error
+        await self._watch.write(self._context.write(message))
         self._num_messages += 1
 
     def _log(

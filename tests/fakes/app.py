@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc
+from fakes.backend import FakeBackend
+from fakes.tokenizer import TEMPLATE, tokenizer_json
 from google.rpc import error_details_pb2, status_pb2
 
 from deltaflash.v1 import (
@@ -15,8 +17,6 @@ from deltaflash.v1 import (
     inference_pb2,
     inference_pb2_grpc,
 )
-from fakes.backend import FakeBackend
-from fakes.tokenizer import TEMPLATE, tokenizer_json
 from server.app import Application, ExitCode
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig

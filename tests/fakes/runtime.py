@@ -106,6 +106,7 @@ class Executor:
         self.num_takes = 0
         self.refusal: Exception | None = None
         self.error: str | None = None
+        self.failure: Exception | None = None
         self.stopped = False
         self._ready: list[Response] = []
         self._lock = threading.Lock()
@@ -134,6 +135,8 @@ class Executor:
 
     def take_responses(self) -> list[Response]:
         self.num_takes += 1
+        if self.failure is not None:
+            raise self.failure
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.response_fd)
         with self._lock:

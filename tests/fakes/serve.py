@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fakes.app import fake_engine
 from fakes.backend import FakeBackend, Script
+
 from server.backend import EngineRefusedError
 from server.commands.serve import serve_engine
 from server.config import ServerConfig

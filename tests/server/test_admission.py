@@ -5,10 +5,10 @@ import time
 from dataclasses import replace
 
 import grpc
-
-from deltaflash.v1 import control_pb2, generation_pb2
 from fakes.app import Details, Served, ask, error_of, on_loop, serving
 from fakes.backend import INFO, FakeBackend, Script
+
+from deltaflash.v1 import control_pb2, generation_pb2
 
 LONG = Script(deltas=("tick ",) * 64, step_s=0.05)
 STATUS = control_pb2.CancelStatus
@@ -18,26 +18,34 @@ STATUS = control_pb2.CancelStatus
 async def test_ten_times_the_limit_is_refused_at_once() -> None:
     info = replace(INFO, max_batch_size=1, max_queued=3)
     async with serving(FakeBackend(LONG, info)) as served:
-        longest_s = [await burst(served) for _ in range(3)]
-        # The callers share this process with the server, and this machine with others.
-        assert min(longest_s) < 0.05, longest_s
+        bursts = [await burst(served) for _ in range(3)]
+        # Callers and server share this process, and the process its cores with others: 50 ms of its
+        # own time, and of the clock no more than a busy machine explains.
+        assert min(cpu_s for cpu_s, _ in bursts) < 0.05, bursts
+        assert min(clock_s for _, clock_s in bursts) < 0.25, bursts
         await served.collect(ask(stopping=generation_pb2.StoppingOptions(max_tokens=1)))
 
 
-async def burst(served: Served) -> float:
-    """Sends ten times the limit; returns the longest wait of a refused call, seconds."""
+async def burst(served: Served) -> tuple[float, float]:
+    """Sends ten times the limit.
+
+    Returns:
+        The longest wait of a refused call: seconds of this process's time, and of the clock.
+    """
     limit = served.backend.info.max_batch_size + served.backend.info.max_queued
-    waits: list[float] = []
+    cpu_s: list[float] = []
+    clock_s: list[float] = []
     calls = []
 
     async def one() -> None:
-        began = time.monotonic()
+        began = time.process_time(), time.monotonic()
         call = served.generate()
         calls.append(call)
         try:
             await call.read()
         except grpc.aio.AioRpcError as refused:
-            waits.append(time.monotonic() - began)
+            cpu_s.append(time.process_time() - began[0])
+            clock_s.append(time.monotonic() - began[1])
             error = Details(refused)
             assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.reason == "QUEUE_FULL"
@@ -45,12 +53,12 @@ async def burst(served: Served) -> float:
             assert error.retry_ms == 1000
 
     await asyncio.gather(*(one() for _ in range(10 * limit)))
-    assert len(waits) == 9 * limit
+    assert len(clock_s) == 9 * limit
     assert len(served.backend.open) == limit
     for call in calls:
         call.cancel()
     await served.until_idle()
-    return max(waits)
+    return max(cpu_s), max(clock_s)
 
 
 @on_loop
@@ -58,9 +66,12 @@ async def test_a_single_refusal_takes_no_time() -> None:
     async with serving(FakeBackend(LONG)) as served:
         calls = [served.generate() for _ in range(12)]
         await asyncio.gather(*(call.read() for call in calls))
-        began = time.monotonic()
-        assert Details(await error_of(served.generate())).reason == "QUEUE_FULL"
-        assert time.monotonic() - began < 0.05
+        waits = []
+        for _ in range(3):
+            began = time.monotonic()
+            assert Details(await error_of(served.generate())).reason == "QUEUE_FULL"
+            waits.append(time.monotonic() - began)
+        assert min(waits) < 0.05, waits
         for call in calls:
             call.cancel()
 

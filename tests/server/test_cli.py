@@ -5,10 +5,10 @@ import logging
 from pathlib import Path
 
 import pytest
-
-from deltaflash_client import SamplingOptions, StoppingOptions
 from fakes.app import fake_engine, on_loop, serving
 from fakes.backend import FakeBackend
+
+from deltaflash_client import SamplingOptions, StoppingOptions
 from server import cli
 from server.app import ExitCode
 from server.backend import EngineRefusedError

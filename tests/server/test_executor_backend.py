@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-
 from fakes import runtime
 from fakes.app import on_loop
 from fakes.backend import INFO
 from fakes.runtime import Executor, FinishReason, Response
+
 from server.backend import (
     CapacityExceededError,
     EndCause,
@@ -166,7 +166,7 @@ async def test_request_over_the_cache_is_refused_before_it_waits() -> None:
     assert not bound.executor.requests
 
 
-@pytest.mark.parametrize("way", ["error response", "dead while idle", "hang"])
+@pytest.mark.parametrize("way", ["error response", "dead while idle", "hang", "throws"])
 @on_loop
 async def test_lost_engine_fails_every_stream_once(way: str) -> None:
     bound = Bound(stall_s=0.5)
@@ -176,8 +176,11 @@ async def test_lost_engine_fails_every_stream_once(way: str) -> None:
             bound.executor.step(Response(1, is_final=True, error="boom"))
         case "dead while idle":
             bound.executor.error = "boom"
-        case _:
+        case "hang":
             bound.executor.report = runtime.LoadReport(silence_ns=700_000_000)
+        case _:
+            bound.executor.failure = runtime.CudaError("boom")
+            bound.executor.step()
     for generation in generations:
         with pytest.raises(EngineLostError):
             await asyncio.wait_for(generation.next_event(), 1)

@@ -5,12 +5,12 @@ import threading
 
 import grpc
 import pytest
+from fakes.app import Details, ask, error_of, fake_engine, on_loop, serving
+from fakes.backend import FakeBackend, Script
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from deltaflash.v1 import control_pb2
-from fakes.app import Details, ask, error_of, fake_engine, on_loop, serving
-from fakes.backend import FakeBackend, Script
 from server.app import CONTROL, DOCUMENTS, HEALTH, INFERENCE, ExitCode
 from server.service_context import Engine
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from fakes.app import Details, ask, error_of, on_loop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deltaflash.v1 import generation_pb2, inference_pb2_grpc
-from fakes.app import Details, ask, error_of, on_loop
 
 ROOT = Path(__file__).parents[2]
 

