@@ -1,9 +1,9 @@
-#include "plugins/round_metadata/round_metadata.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#include "plugins/round_metadata/round_metadata.h"
 
 namespace deltaflash::cpu {
 

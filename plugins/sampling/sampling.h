@@ -18,10 +18,11 @@ namespace deltaflash {
 /// kept, renormalised: top_p keeps the shortest prefix of that order that reaches it, min_p what
 /// has at least min_p times the highest probability. NaN logits have no probability; a row without
 /// a logit above -inf gives id 0. Probabilities are computed in double. The row's token
-/// i + 1 is a draft; it is accepted iff it equals x_i, which is lossless for a one-hot drafter and gives a seeded request the same tokens
-/// with and without drafts, alone and in a batch. Emits x_0 .. x_a, where a counts the leading
-/// drafts accepted, cut after the first end id and at num_remaining; an end id at the last position
-/// allowed is kEndId, not kLength. A finished slot or a negative sample_start emits nothing.
+/// i + 1 is a draft; it is accepted iff it equals x_i, which is lossless for a one-hot drafter and
+/// gives a seeded request the same tokens with and without drafts, alone and in a batch. Emits x_0
+/// .. x_a, where a counts the leading drafts accepted, cut after the first end id and at
+/// num_remaining; an end id at the last position allowed is kEndId, not kLength. A finished slot or
+/// a negative sample_start emits nothing.
 struct SampleAccept {
   const float* logits;  // [num_logits, vocab_size]
   std::int64_t vocab_size;
@@ -30,7 +31,7 @@ struct SampleAccept {
   const std::int32_t* sample_start;  // [num_rows]; -1: this row samples nothing
   const std::int32_t* sample_len;    // [num_rows]; positions sampled, 1 + drafts
   const std::int32_t* token_ids;     // [num_tokens]; a row's drafts follow its first token
-  const std::int32_t* forced;  // [num_slots, max_forced]; may be null
+  const std::int32_t* forced;        // [num_slots, max_forced]; may be null
   std::int64_t max_forced;
   std::int64_t max_emitted;     // longest verify row
   bool greedy_only;             // every temperature is 0: a device may run a cheaper kernel

@@ -27,8 +27,8 @@ nb::object logit_array(LogitRows& rows) {
     return nb::none();
   }
   auto* values = new std::vector<float>(std::move(rows.values));
-  const nb::capsule owner(values,
-                          [](void* data) noexcept { delete static_cast<std::vector<float>*>(data); });
+  const nb::capsule owner(
+      values, [](void* data) noexcept { delete static_cast<std::vector<float>*>(data); });
   const auto num_rows = static_cast<std::size_t>(std::exchange(rows.num_rows, 0));
   return nb::cast(LogitArray(values->data(), {num_rows, values->size() / num_rows}, owner));
 }
@@ -91,21 +91,12 @@ void bind_configs(nb::module_& module) {
              std::int32_t max_rounds_in_flight, std::int32_t num_threads,
              std::int32_t iter_stats_max_iterations, std::int32_t max_scripted_tokens,
              std::int32_t ring_history, std::int32_t max_admission_passes) {
-            new (self) ExecutorConfig{max_batch_size,
-                                      max_num_tokens,
-                                      max_prefill_chunk,
-                                      max_queue_size,
-                                      max_queued_tokens,
-                                      kv_page_size,
-                                      max_kv_tokens,
-                                      default_max_tokens,
-                                      max_draft_tokens,
-                                      max_rounds_in_flight,
-                                      num_threads,
-                                      iter_stats_max_iterations,
-                                      max_scripted_tokens,
-                                      ring_history,
-                                      max_admission_passes};
+            new (self)
+                ExecutorConfig{max_batch_size,       max_num_tokens,     max_prefill_chunk,
+                               max_queue_size,       max_queued_tokens,  kv_page_size,
+                               max_kv_tokens,        default_max_tokens, max_draft_tokens,
+                               max_rounds_in_flight, num_threads,        iter_stats_max_iterations,
+                               max_scripted_tokens,  ring_history,       max_admission_passes};
           },
           nb::kw_only(), "max_batch_size"_a = 8, "max_num_tokens"_a = 512,
           "max_prefill_chunk"_a = 256, "max_queue_size"_a = 256, "max_queued_tokens"_a = 1 << 20,
@@ -269,9 +260,10 @@ void bind_executor(nb::module_& module) {
   bind_reports(module);
 
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<Executor>(module, "Executor",
-                       "Generates tokens with one engine, on a loop thread of its own. Every method "
-                       "may be called from any thread.")
+  nb::class_<Executor>(
+      module, "Executor",
+      "Generates tokens with one engine, on a loop thread of its own. Every method "
+      "may be called from any thread.")
       .def(nb::init<const std::filesystem::path&, ExecutorConfig>(), "engine_dir"_a,
            "config"_a = ExecutorConfig{}, unlocked,
            "Loads an engine directory and starts the loop.\n\n"

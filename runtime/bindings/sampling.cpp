@@ -20,16 +20,13 @@ namespace {
 
 constexpr const char* kOp = "sample_accept";
 
-void sample_accept(const Array<const float, 2>& logits, SlotTable table,
-                   const Array<const std::int32_t, 1>& slots,
-                   const Array<const std::int32_t, 1>& row_start,
-                   const Array<const std::int32_t, 1>& sample_start,
-                   const Array<const std::int32_t, 1>& sample_len,
-                   const Array<const std::int32_t, 1>& token_ids,
-                   const Array<std::int32_t, 2>& tokens, const Array<std::int32_t, 1>& num_emitted,
-                   const Array<std::int32_t, 1>& num_accepted,
-                   const Array<std::int32_t, 1>& finish_reason,
-                   const std::optional<Array<const std::int32_t, 2>>& forced, ThreadPool* pool) {
+void sample_accept(
+    const Array<const float, 2>& logits, SlotTable table, const Array<const std::int32_t, 1>& slots,
+    const Array<const std::int32_t, 1>& row_start, const Array<const std::int32_t, 1>& sample_start,
+    const Array<const std::int32_t, 1>& sample_len, const Array<const std::int32_t, 1>& token_ids,
+    const Array<std::int32_t, 2>& tokens, const Array<std::int32_t, 1>& num_emitted,
+    const Array<std::int32_t, 1>& num_accepted, const Array<std::int32_t, 1>& finish_reason,
+    const std::optional<Array<const std::int32_t, 2>>& forced, ThreadPool* pool) {
   const auto num_rows = static_cast<std::int64_t>(slots.shape(0));
   const auto num_logits = static_cast<std::int64_t>(logits.shape(0));
   const auto max_emitted = static_cast<std::int64_t>(tokens.shape(1));
@@ -43,15 +40,14 @@ void sample_accept(const Array<const float, 2>& logits, SlotTable table,
   if (forced) {
     check_shape(kOp, "forced", *forced, {table.num_slots, kAnySize});
   }
-  const RowBatch rows =
-      row_batch(kOp, slots, row_start, static_cast<std::int64_t>(token_ids.shape(0)),
-                table.num_slots);
+  const RowBatch rows = row_batch(kOp, slots, row_start,
+                                  static_cast<std::int64_t>(token_ids.shape(0)), table.num_slots);
   for (std::int64_t row = 0; row < num_rows; ++row) {
     const std::int64_t row_len = row_start.data()[row + 1] - row_start.data()[row];
-    check_argument(rows.slots[row] < 0 || sample_len.data()[row] <= std::max(row_len, std::int64_t{1}), kOp,
-                   "expected sample_len of at most the row's " + std::to_string(row_len) +
-                       " tokens, found " + std::to_string(sample_len.data()[row]) + " in row " +
-                       std::to_string(row));
+    check_argument(
+        rows.slots[row] < 0 || sample_len.data()[row] <= std::max(row_len, std::int64_t{1}), kOp,
+        "expected sample_len of at most the row's " + std::to_string(row_len) + " tokens, found " +
+            std::to_string(sample_len.data()[row]) + " in row " + std::to_string(row));
     const std::int64_t start = sample_start.data()[row];
     const std::int64_t end = start + sample_len.data()[row];
     check_argument(rows.slots[row] < 0 || start < 0 || end <= num_logits, kOp,
@@ -82,8 +78,9 @@ void bind_sampling(nb::module_& plugins) {
   plugins.def(kOp, &sample_accept, nb::arg("logits").noconvert(), nb::arg("table"),
               nb::arg("slots").noconvert(), nb::arg("row_start").noconvert(),
               nb::arg("sample_start").noconvert(), nb::arg("sample_len").noconvert(),
-              nb::arg("token_ids").noconvert(), nb::arg("tokens").noconvert(), nb::arg("num_emitted").noconvert(),
-              nb::arg("num_accepted").noconvert(), nb::arg("finish_reason").noconvert(),
+              nb::arg("token_ids").noconvert(), nb::arg("tokens").noconvert(),
+              nb::arg("num_emitted").noconvert(), nb::arg("num_accepted").noconvert(),
+              nb::arg("finish_reason").noconvert(),
               nb::arg("forced").noconvert().none() = nb::none(),
               nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               "Samples `logits` [num_logits, vocab_size] at every position of a row, accepts the\n"

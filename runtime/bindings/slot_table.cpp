@@ -1,8 +1,8 @@
 #include "runtime/bindings/slot_table.h"
 
-#include <algorithm>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <new>

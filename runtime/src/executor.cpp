@@ -56,9 +56,8 @@ void check_config(const ExecutorConfig& config) {
            "0 or at least max_draft_tokens + 1 = " + std::to_string(row));
   }
   // Prefill must go on while every slot decodes.
-  const std::int64_t least =
-      config.max_batch_size * row +
-      std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
+  const std::int64_t least = config.max_batch_size * row +
+                             std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
   at_least("max_num_tokens", config.max_num_tokens, least);
 }
 
@@ -166,8 +165,7 @@ void Executor::check(const Request& request) const {
     refuse("max_tokens", std::to_string(*request.max_tokens), "at least 1");
   }
   if (const std::int64_t room = pool_room(num_prompt);
-      request.max_tokens && *request.max_tokens > room &&
-      room < engine_.context_len - num_prompt) {
+      request.max_tokens && *request.max_tokens > room && room < engine_.context_len - num_prompt) {
     refuse("max_tokens", std::to_string(*request.max_tokens),
            "at most " + std::to_string(room) +
                " with this prompt, the room of the KV cache (max_kv_tokens)");
@@ -214,8 +212,8 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
   auto sequence = std::make_shared<Sequence>(0, std::move(request), vocabulary_, text_options);
   const Request& wanted = sequence->request;
   const std::int64_t room = std::min(engine_.context_len - num_prompt, pool_room(num_prompt));
-  sequence->max_tokens = std::min<std::int64_t>(
-      wanted.max_tokens.value_or(config_.default_max_tokens), room);
+  sequence->max_tokens =
+      std::min<std::int64_t>(wanted.max_tokens.value_or(config_.default_max_tokens), room);
   if (!wanted.ignore_end_ids) {
     sequence->end_ids = wanted.end_ids.value_or(engine_.end_ids);
   }
@@ -429,8 +427,9 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   const auto vocab = static_cast<std::size_t>(engine_.vocab_size);
   const auto copy_logits = [&](LogitRows& rows, std::size_t first, std::int64_t count) {
     const auto begin = result.logits.begin() + static_cast<std::ptrdiff_t>(first * vocab);
-    rows.values.insert(rows.values.end(), begin,
-                       begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(count) * vocab));
+    rows.values.insert(
+        rows.values.end(), begin,
+        begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(count) * vocab));
     rows.num_rows += count;
   };
   const auto logit_start = static_cast<std::size_t>(result.logit_start[index]);

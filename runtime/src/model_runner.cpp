@@ -113,12 +113,12 @@ void ModelRunner::load_weights(const Program& program) {
                         std::to_string(spec.in_dim) + "]");
     }
     used.insert(spec.weight);
-    memory_.segments.emplace(
-        name, device_->provider().make_linear({.name = name,
-                                               .weight = found->second.data,
-                                               .weight_dtype = found->second.dtype,
-                                               .in_dim = spec.in_dim,
-                                               .out_dim = spec.out_dim}));
+    memory_.segments.emplace(name,
+                             device_->provider().make_linear({.name = name,
+                                                              .weight = found->second.data,
+                                                              .weight_dtype = found->second.dtype,
+                                                              .in_dim = spec.in_dim,
+                                                              .out_dim = spec.out_dim}));
   }
   for (const auto& [name, weight] : memory_.weights) {
     if (!used.contains(name)) {
@@ -240,9 +240,9 @@ void ModelRunner::launch(const StepPlan& plan) {
   } else {
     launch_verify(plan, staging);
   }
-  device_->download(
-      staging.results, memory_.step.tokens,
-      unread.stride * static_cast<std::size_t>(memory_.step.max_emitted + 3) * sizeof(std::int32_t));
+  device_->download(staging.results, memory_.step.tokens,
+                    unread.stride * static_cast<std::size_t>(memory_.step.max_emitted + 3) *
+                        sizeof(std::int32_t));
   if (plan.read_logits) {
     std::vector<float>& logits = unread.result.logits;
     logits.resize(static_cast<std::size_t>(num_logits * memory_.config.vocab_size));

@@ -20,12 +20,12 @@ namespace deltaflash {
 /// What the runner reserves memory for.
 struct RunnerLimits {
   std::int64_t num_slots;
-  std::int64_t max_tokens;  // of one step
+  std::int64_t max_tokens;         // of one step
   std::int64_t max_prefill_chunk;  // longest prefill row; may ask for the logits of all its tokens
   std::int64_t num_pages;
   std::int64_t page_size;
-  std::int64_t max_pages;   // of one slot
-  std::int64_t max_draft;   // a verify row has at most max_draft + 1 tokens
+  std::int64_t max_pages;      // of one slot
+  std::int64_t max_draft;      // a verify row has at most max_draft + 1 tokens
   std::int64_t history_limit;  // of the replay ring; 0 = absorb at start
   std::int64_t max_forced;     // test hooks; 0 = off
   std::int64_t max_unread;     // steps launched but not read

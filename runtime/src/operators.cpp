@@ -24,8 +24,8 @@ class Binder {
       fail("uses buffer \"" + name->second + "\", which the program does not declare");
     }
     if (found->second.spec.width < width) {
-      fail("needs " + std::to_string(width) + " columns of buffer \"" + name->second + "\", found " +
-           std::to_string(found->second.spec.width));
+      fail("needs " + std::to_string(width) + " columns of buffer \"" + name->second +
+           "\", found " + std::to_string(found->second.spec.width));
     }
     return found->second;
   }
@@ -45,8 +45,9 @@ class Binder {
       fail("uses weight \"" + name->second + "\", which the engine does not hold");
     }
     if (found->second.dtype != dtype || found->second.shape != shape) {
-      fail("weight \"" + name->second + "\" is " + describe(found->second.dtype, found->second.shape) +
-           ", expected " + describe(dtype, shape));
+      fail("weight \"" + name->second + "\" is " +
+           describe(found->second.dtype, found->second.shape) + ", expected " +
+           describe(dtype, shape));
     }
     return static_cast<const T*>(found->second.data);
   }
@@ -120,15 +121,14 @@ Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
 Operator bind_embedding(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const Buffer& out = bind.buffer("out", config.hidden_size);
-  const Embedding args{
-      .ids = memory.step.token_ids,
-      .table = bind.weight<BFloat16>("table", DType::kBFloat16,
-                                     {config.vocab_size, config.hidden_size}),
-      .out = out.data,
-      .num_tokens = 0,
-      .vocab_size = config.vocab_size,
-      .hidden = config.hidden_size,
-      .dtype = out.spec.dtype};
+  const Embedding args{.ids = memory.step.token_ids,
+                       .table = bind.weight<BFloat16>("table", DType::kBFloat16,
+                                                      {config.vocab_size, config.hidden_size}),
+                       .out = out.data,
+                       .num_tokens = 0,
+                       .vocab_size = config.vocab_size,
+                       .hidden = config.hidden_size,
+                       .dtype = out.spec.dtype};
   return [args, run = plugins.embedding](const StepShape& shape, Stream stream) {
     Embedding step = args;
     step.num_tokens = shape.num_tokens;
@@ -140,17 +140,17 @@ Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const Plug
   const ModelConfig& config = memory.config;
   const Buffer& x = bind.buffer("x", config.hidden_size);
   const Buffer& out = bind.buffer("out", config.hidden_size);
-  const RmsNorm args{
-      .x = x.data,
-      .residual =
-          bind.has_buffer("residual") ? bind.buffer("residual", config.hidden_size).data : nullptr,
-      .weight = bind.weight<float>("weight", DType::kFloat32, {config.hidden_size}),
-      .out = out.data,
-      .num_tokens = 0,
-      .dim = config.hidden_size,
-      .eps = config.rms_norm_eps,
-      .unit_offset = bind.attr("unit_offset", 2) == 1,
-      .dtype = x.spec.dtype};
+  const RmsNorm args{.x = x.data,
+                     .residual = bind.has_buffer("residual")
+                                     ? bind.buffer("residual", config.hidden_size).data
+                                     : nullptr,
+                     .weight = bind.weight<float>("weight", DType::kFloat32, {config.hidden_size}),
+                     .out = out.data,
+                     .num_tokens = 0,
+                     .dim = config.hidden_size,
+                     .eps = config.rms_norm_eps,
+                     .unit_offset = bind.attr("unit_offset", 2) == 1,
+                     .dtype = x.spec.dtype};
   return [args, x, run = plugins.rms_norm](const StepShape& shape, Stream stream) {
     RmsNorm step = args;
     step.num_tokens = rows_in(x, shape);
@@ -163,19 +163,18 @@ Operator bind_causal_conv(const Binder& bind, const ModelMemory& memory,
   const ModelConfig& config = memory.config;
   const Buffer& x = bind.buffer("x", config.conv_channels());
   const std::int64_t layer = bind.attr("gdn_layer", config.num_gdn_layers);
-  const CausalConv args{
-      .x = x.data,
-      .x_stride = x.spec.width,
-      .weight = bind.weight<float>("weight", DType::kFloat32,
-                                   {config.conv_channels(), config.conv_kernel}),
-      .ring = memory.gdn_layers[static_cast<std::size_t>(layer)].conv_ring,
-      .out = bind.buffer("out", config.conv_channels()).data,
-      .table = memory.slot.table,
-      .rows = {},
-      .channels = config.conv_channels(),
-      .kernel = config.conv_kernel,
-      .ring_cols = memory.conv_ring_cols,
-      .dtype = x.spec.dtype};
+  const CausalConv args{.x = x.data,
+                        .x_stride = x.spec.width,
+                        .weight = bind.weight<float>("weight", DType::kFloat32,
+                                                     {config.conv_channels(), config.conv_kernel}),
+                        .ring = memory.gdn_layers[static_cast<std::size_t>(layer)].conv_ring,
+                        .out = bind.buffer("out", config.conv_channels()).data,
+                        .table = memory.slot.table,
+                        .rows = {},
+                        .channels = config.conv_channels(),
+                        .kernel = config.conv_kernel,
+                        .ring_cols = memory.conv_ring_cols,
+                        .dtype = x.spec.dtype};
   return [args, &memory, run = plugins.causal_conv](const StepShape& shape, Stream stream) {
     CausalConv step = args;
     step.rows = rows_of(shape, memory.step);
@@ -226,17 +225,17 @@ Operator bind_gated_rms_norm(const Binder& bind, const ModelMemory& memory,
   const Buffer& x = bind.buffer("x", width);
   const Buffer& z = bind.buffer("z", width);
   const std::int64_t offset = bind.attr("z_offset", z.spec.width - width + 1);
-  const GatedRmsNorm args{.x = x.data,
-                          .z = column(z, offset),
-                          .z_stride = z.spec.width,
-                          .weight = bind.weight<float>("weight", DType::kFloat32,
-                                                       {config.value_dim}),
-                          .out = bind.buffer("out", width).data,
-                          .num_tokens = 0,
-                          .num_heads = config.num_value_heads,
-                          .head_dim = config.value_dim,
-                          .eps = config.rms_norm_eps,
-                          .dtype = x.spec.dtype};
+  const GatedRmsNorm args{
+      .x = x.data,
+      .z = column(z, offset),
+      .z_stride = z.spec.width,
+      .weight = bind.weight<float>("weight", DType::kFloat32, {config.value_dim}),
+      .out = bind.buffer("out", width).data,
+      .num_tokens = 0,
+      .num_heads = config.num_value_heads,
+      .head_dim = config.value_dim,
+      .eps = config.rms_norm_eps,
+      .dtype = x.spec.dtype};
   return [args, run = plugins.gated_rms_norm](const StepShape& shape, Stream stream) {
     GatedRmsNorm step = args;
     step.num_tokens = shape.num_tokens;

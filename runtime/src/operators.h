@@ -16,18 +16,18 @@ namespace deltaflash {
 
 /// Device memory that every step writes anew: who runs, on what, and what came out.
 struct StepArrays {
-  std::int32_t* slots;         // [max_rows]
-  std::int32_t* row_start;     // [max_rows + 1]
-  std::int32_t* token_ids;     // [max_tokens]
-  std::int32_t* positions;     // [3, num_tokens of the step]
-  std::int32_t* logit_index;   // [max_logits]; token rows whose logits a prefill step needs
-  std::int32_t* sample_start;  // [max_rows]
-  std::int32_t* sample_len;    // [max_rows]
-  std::int64_t max_emitted;    // longest verify row
-  std::int32_t* tokens;        // [max_rows, max_emitted]
-  std::int32_t* num_emitted;   // [max_rows]
-  std::int32_t* num_accepted;  // [max_rows]
-  std::int32_t* finish_reason; // [max_rows]
+  std::int32_t* slots;          // [max_rows]
+  std::int32_t* row_start;      // [max_rows + 1]
+  std::int32_t* token_ids;      // [max_tokens]
+  std::int32_t* positions;      // [3, num_tokens of the step]
+  std::int32_t* logit_index;    // [max_logits]; token rows whose logits a prefill step needs
+  std::int32_t* sample_start;   // [max_rows]
+  std::int32_t* sample_len;     // [max_rows]
+  std::int64_t max_emitted;     // longest verify row
+  std::int32_t* tokens;         // [max_rows, max_emitted]
+  std::int32_t* num_emitted;    // [max_rows]
+  std::int32_t* num_accepted;   // [max_rows]
+  std::int32_t* finish_reason;  // [max_rows]
 };
 
 /// Device memory that belongs to slots.

@@ -34,9 +34,9 @@ ModelConfig parse_config(const json& entry) {
   config.value_dim = entry.at("value_dim").get<std::int64_t>();
   config.conv_kernel = entry.at("conv_kernel").get<std::int64_t>();
   if (static_cast<std::int64_t>(config.inv_freq.size()) * 2 != config.rotary_dim) {
-    throw EngineError("config.inv_freq has " + std::to_string(config.inv_freq.size()) +
-                      " values, expected rotary_dim / 2 = " +
-                      std::to_string(config.rotary_dim / 2));
+    throw EngineError(
+        "config.inv_freq has " + std::to_string(config.inv_freq.size()) +
+        " values, expected rotary_dim / 2 = " + std::to_string(config.rotary_dim / 2));
   }
   return config;
 }

@@ -29,8 +29,7 @@ std::vector<std::shared_ptr<Sequence>> Scheduler::admit() {
   std::vector<std::shared_ptr<Sequence>> passed;
   for (auto next = waiting_.begin(); next != waiting_.end() && !free_slots_.empty();) {
     const std::shared_ptr<Sequence> sequence = *next;
-    const std::int64_t needed =
-        pages_needed(sequence->num_prompt_tokens() + sequence->max_tokens);
+    const std::int64_t needed = pages_needed(sequence->num_prompt_tokens() + sequence->max_tokens);
     if (needed > pages_.num_free()) {
       if (sequence->num_passes >= config_.max_admission_passes) {
         break;

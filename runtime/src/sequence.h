@@ -29,14 +29,14 @@ struct Sequence {
   Stage stage = Stage::kQueued;
   std::vector<TokenId> end_ids;
   std::uint64_t seed = 0;
-  std::int64_t max_tokens = 0;    // resolved: default, context and pool limits applied
-  std::int64_t deadline_ns = 0;   // steady clock; 0 = none
+  std::int64_t max_tokens = 0;   // resolved: default, context and pool limits applied
+  std::int64_t deadline_ns = 0;  // steady clock; 0 = none
   std::int32_t slot = -1;
   std::vector<std::int32_t> pages;
-  std::int64_t num_passes = 0;    // times that a later request was admitted before this one
-  std::int64_t num_prefilled = 0; // prompt tokens launched
-  std::int64_t num_emitted = 0;   // tokens read from the device and kept
-  std::int32_t num_in_flight = 0; // launched steps with a row of this sequence, not yet read
+  std::int64_t num_passes = 0;     // times that a later request was admitted before this one
+  std::int64_t num_prefilled = 0;  // prompt tokens launched
+  std::int64_t num_emitted = 0;    // tokens read from the device and kept
+  std::int32_t num_in_flight = 0;  // launched steps with a row of this sequence, not yet read
   std::int32_t num_sampling_in_flight = 0;  // of these, the ones that emit
   RequestStats stats;
   LogitRows context_logits;

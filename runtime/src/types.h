@@ -36,13 +36,13 @@ struct Request {
   std::optional<std::vector<TokenId>> end_ids;  // absent = the engine's; at most kMaxEndIds
   bool ignore_end_ids = false;
   std::vector<std::string> stop_strings;
-  bool include_stop = false;         // keep the matched stop string in the text
-  bool skip_special_tokens = true;   // leave special tokens out of the text
+  bool include_stop = false;                     // keep the matched stop string in the text
+  bool skip_special_tokens = true;               // leave special tokens out of the text
   std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
-  std::string client_id;             // for logs only
+  std::string client_id;                         // for logs only
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
-  std::vector<TokenId> forced_tokens;       // what the target says, in place of its own choice
-  std::vector<std::int32_t> draft_script;   // accept length of each round; drafts forced_tokens
+  std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
+  std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
 };
 
 /// Steady-clock times (ns) and counts of one request.
@@ -82,21 +82,21 @@ struct Response {
 };
 
 struct ExecutorConfig {
-  std::int32_t max_batch_size = 8;          // slots
-  std::int32_t max_num_tokens = 512;        // token budget of one step: decode rows + prefill chunks
-  std::int32_t max_prefill_chunk = 256;     // longest piece of one prompt in a step
-  std::int32_t max_queue_size = 256;        // requests that may wait
-  std::int64_t max_queued_tokens = 1 << 20; // prompt tokens that may wait
-  std::int32_t kv_page_size = 32;           // tokens
-  std::int64_t max_kv_tokens = 0;           // pool size; 0 = max_batch_size * min(context, 4096)
+  std::int32_t max_batch_size = 8;       // slots
+  std::int32_t max_num_tokens = 512;     // token budget of one step: decode rows + prefill chunks
+  std::int32_t max_prefill_chunk = 256;  // longest piece of one prompt in a step
+  std::int32_t max_queue_size = 256;     // requests that may wait
+  std::int64_t max_queued_tokens = 1 << 20;  // prompt tokens that may wait
+  std::int32_t kv_page_size = 32;            // tokens
+  std::int64_t max_kv_tokens = 0;            // pool size; 0 = max_batch_size * min(context, 4096)
   std::int32_t default_max_tokens = 1024;
-  std::int32_t max_draft_tokens = 0;        // longest draft; a verify row has one token more
-  std::int32_t max_rounds_in_flight = 1;    // rounds launched but not read, 1 or 2
-  std::int32_t num_threads = 0;             // CPU backend; 0 = all cores
+  std::int32_t max_draft_tokens = 0;      // longest draft; a verify row has one token more
+  std::int32_t max_rounds_in_flight = 1;  // rounds launched but not read, 1 or 2
+  std::int32_t num_threads = 0;           // CPU backend; 0 = all cores
   std::int32_t iter_stats_max_iterations = 1000;
-  std::int32_t max_scripted_tokens = 0;     // > 0 turns the test hooks on
-  std::int32_t ring_history = 0;            // L of the flush rule; 0 = absorb at start
-  std::int32_t max_admission_passes = 16;   // requests that may pass one that does not fit
+  std::int32_t max_scripted_tokens = 0;    // > 0 turns the test hooks on
+  std::int32_t ring_history = 0;           // L of the flush rule; 0 = absorb at start
+  std::int32_t max_admission_passes = 16;  // requests that may pass one that does not fit
 };
 
 /// One iteration of the loop.

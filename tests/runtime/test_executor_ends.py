@@ -136,7 +136,9 @@ def test_stop_string_never_leaks_and_false_starts_come_whole(
 def test_stop_inside_a_token(scripted: Executor) -> None:
     """Known bug T4: the cut is made in the text, not at token borders."""
     texts = {token_id: TOKENIZER.decode([token_id]) for token_id in range(256, 500)}
-    inside = max((id_ for id_, text in texts.items() if text.isascii()), key=lambda i: len(texts[i]))
+    inside = max(
+        (id_ for id_, text in texts.items() if text.isascii()), key=lambda i: len(texts[i])
+    )
     text = texts[inside]
     assert len(text) >= 3
     stop = text[1:-1]

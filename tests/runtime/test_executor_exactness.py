@@ -63,7 +63,10 @@ def test_recorded_ids_and_logits(
         result.context_logits[-len(recorded) :], recorded, rtol=0, atol=TOLERANCE[checkpoint]
     )
     np.testing.assert_allclose(
-        result.generation_logits, tensors[f"{case}.decode_logits"], rtol=0, atol=TOLERANCE[checkpoint]
+        result.generation_logits,
+        tensors[f"{case}.decode_logits"],
+        rtol=0,
+        atol=TOLERANCE[checkpoint],
     )
     assert result.stats is not None
     assert result.stats.num_prefill_chunks == -(-len(expected["input_ids"]) // chunk)

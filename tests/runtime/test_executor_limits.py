@@ -248,7 +248,9 @@ def test_load_and_stats_add_up(make_executor: Callable[..., Executor]) -> None:
         times = result.stats
         assert times is not None
         assert (
-            times.arrival_ns <= times.first_scheduled_ns <= times.first_token_ns
+            times.arrival_ns
+            <= times.first_scheduled_ns
+            <= times.first_token_ns
             < times.last_token_ns
         )
 
