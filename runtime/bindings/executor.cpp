@@ -84,27 +84,33 @@ void bind_configs(nb::module_& module) {
   nb::class_<ExecutorConfig>(module, "ExecutorConfig", "Sizes and limits of an executor.")
       .def(
           "__init__",
-          [](ExecutorConfig* self, std::int32_t max_batch_size, std::int32_t max_num_tokens,
+          [](ExecutorConfig* self, std::string device, std::string provider,
+             std::int32_t max_batch_size, std::int32_t max_num_tokens,
              std::int32_t max_prefill_chunk, std::int32_t max_queue_size,
              std::int64_t max_queued_tokens, std::int32_t kv_page_size, std::int64_t max_kv_tokens,
              std::int32_t default_max_tokens, std::int32_t max_draft_tokens,
              std::int32_t max_rounds_in_flight, std::int32_t num_threads,
              std::int32_t iter_stats_max_iterations, std::int32_t max_scripted_tokens,
              std::int32_t ring_history, std::int32_t max_admission_passes) {
-            new (self)
-                ExecutorConfig{max_batch_size,       max_num_tokens,     max_prefill_chunk,
-                               max_queue_size,       max_queued_tokens,  kv_page_size,
-                               max_kv_tokens,        default_max_tokens, max_draft_tokens,
-                               max_rounds_in_flight, num_threads,        iter_stats_max_iterations,
-                               max_scripted_tokens,  ring_history,       max_admission_passes};
+            new (self) ExecutorConfig{std::move(device),   std::move(provider),
+                                      max_batch_size,      max_num_tokens,
+                                      max_prefill_chunk,   max_queue_size,
+                                      max_queued_tokens,   kv_page_size,
+                                      max_kv_tokens,       default_max_tokens,
+                                      max_draft_tokens,    max_rounds_in_flight,
+                                      num_threads,         iter_stats_max_iterations,
+                                      max_scripted_tokens, ring_history,
+                                      max_admission_passes};
           },
-          nb::kw_only(), "max_batch_size"_a = 8, "max_num_tokens"_a = 512,
-          "max_prefill_chunk"_a = 256, "max_queue_size"_a = 256, "max_queued_tokens"_a = 1 << 20,
-          "kv_page_size"_a = 32, "max_kv_tokens"_a = 0, "default_max_tokens"_a = 1024,
-          "max_draft_tokens"_a = 0, "max_rounds_in_flight"_a = 1, "num_threads"_a = 0,
-          "iter_stats_max_iterations"_a = 1000, "max_scripted_tokens"_a = 0, "ring_history"_a = 0,
-          "max_admission_passes"_a = 16,
-          "max_batch_size: sequences that run at once. max_num_tokens: token budget of one step.\n"
+          nb::kw_only(), "device"_a = "cpu", "provider"_a = "", "max_batch_size"_a = 8,
+          "max_num_tokens"_a = 512, "max_prefill_chunk"_a = 256, "max_queue_size"_a = 256,
+          "max_queued_tokens"_a = 1 << 20, "kv_page_size"_a = 32, "max_kv_tokens"_a = 0,
+          "default_max_tokens"_a = 1024, "max_draft_tokens"_a = 0, "max_rounds_in_flight"_a = 1,
+          "num_threads"_a = 0, "iter_stats_max_iterations"_a = 1000, "max_scripted_tokens"_a = 0,
+          "ring_history"_a = 0, "max_admission_passes"_a = 16,
+          "device: \"cpu\" or \"cuda\". provider: of segments, \"cublaslt\" or \"exact\" on cuda;\n"
+          "\"\" = the device's first. max_batch_size: sequences that run at once. max_num_tokens: "
+          "token budget of one step.\n"
           "max_prefill_chunk: longest piece of one prompt in a step. max_queue_size,\n"
           "max_queued_tokens: what may wait. kv_page_size: tokens of a KV page. max_kv_tokens:\n"
           "size of the KV pool, 0 = max_batch_size * min(context, 4096). default_max_tokens: for\n"
@@ -113,6 +119,8 @@ void bind_configs(nb::module_& module) {
           "> 0 turns the test hooks of Request on. ring_history: L of the replay ring's flush\n"
           "rule, 0 = absorb at start. max_admission_passes: requests that may pass one that does\n"
           "not fit.")
+      .def_rw("device", &ExecutorConfig::device)
+      .def_rw("provider", &ExecutorConfig::provider)
       .def_rw("max_batch_size", &ExecutorConfig::max_batch_size)
       .def_rw("max_num_tokens", &ExecutorConfig::max_num_tokens)
       .def_rw("max_prefill_chunk", &ExecutorConfig::max_prefill_chunk)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plugins/common/error.h"
+#include "runtime/src/cuda_library.h"
 
 namespace deltaflash {
 namespace {
@@ -67,6 +68,20 @@ std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model)
              : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
 }
 
+std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
+  if (config.device == "cuda") {
+    return open_cuda_device({.provider = config.provider.empty() ? "cublaslt" : config.provider,
+                             .max_tokens = config.max_num_tokens});
+  }
+  if (config.device != "cpu") {
+    refuse("device", "\"" + config.device + "\"", "\"cpu\" or \"cuda\"");
+  }
+  if (!config.provider.empty() && config.provider != "cpu") {
+    refuse("provider", "\"" + config.provider + "\"", "\"cpu\" on device cpu");
+  }
+  return make_cpu_device(config.num_threads);
+}
+
 std::optional<std::int64_t> allotted_ns(const Request& request) {
   if (!request.allotted_time_ms) {
     return std::nullopt;
@@ -125,7 +140,7 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
                    .max_forced = config_.max_scripted_tokens,
                    // A prefill and a verify step an iteration, and the one being planned.
                    .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1})},
-      make_cpu_device(config_.num_threads), program);
+      make_device(config_), program);
   scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
   load_.slots_total = config_.max_batch_size;
   load_.pages_total = num_pages;

@@ -82,6 +82,8 @@ struct Response {
 };
 
 struct ExecutorConfig {
+  std::string device = "cpu";  // "cpu" or "cuda"
+  std::string provider;        // of segments: "cpu"; "cublaslt", "exact" on cuda; "" = the first
   std::int32_t max_batch_size = 8;       // slots
   std::int32_t max_num_tokens = 512;     // token budget of one step: decode rows + prefill chunks
   std::int32_t max_prefill_chunk = 256;  // longest piece of one prompt in a step

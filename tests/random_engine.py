@@ -1,0 +1,105 @@
+"""Engine directories with random weights: real shapes without a checkpoint, for tests and benches.
+
+The files are what the executor reads; `runtime.engine_directory` would miss digests and tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from build_engine.model_config import read_model_config
+from build_engine.program import build_program
+from build_engine.safetensors_file import encode_header
+from build_engine.weights import PackedTensor, bf16_from_f32, packed_tensors
+from runtime.vocabulary import write_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_CHUNK = 1 << 24  # weights generated at a time
+
+# One group of layers (three Gated DeltaNet, one attention) of the published 9B shape.
+GROUP_9B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+    "tie_word_embeddings": False,
+    "eos_token_id": 248044,
+}
+
+
+def write_random_engine(path: Path, config: dict[str, Any], seed: int = 0) -> None:
+    """Writes an engine directory for `config` (a checkpoint's config.json)."""
+    rng = np.random.default_rng(seed)
+    (path / "weights").mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    model = read_model_config(path / "config.json")
+    tensors = packed_tensors(model)
+    with (path / "weights" / "model.safetensors").open("wb") as file:
+        file.write(encode_header([(tensor.name, tensor.info) for tensor in tensors]))
+        for tensor in tensors:
+            for chunk in _values(rng, tensor):
+                file.write(chunk.tobytes())
+    (path / "program.json").write_text(json.dumps(build_program(model)))
+    words = [b"%d " % token_id for token_id in range(model.vocab_size)]
+    write_vocabulary(path / "vocab.bin", words, special_ids=(), unused_ids=())
+    (path / "generation.json").write_text(json.dumps({"end_ids": [config["eos_token_id"]]}))
+    manifest = {
+        "engine_id": f"random-{seed}",
+        "model": {"name": "random", "architecture": config["architectures"][0]},
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _spread(tensor: PackedTensor) -> tuple[float, float]:
+    """Centre and half width of a tensor's uniform distribution; activations stay near 1."""
+    name = tensor.name.rsplit(".", 1)[-1]
+    if tensor.info.dtype == "BF16" and name != "embed_tokens":
+        return 0.0, 2.2 / tensor.info.shape[1] ** 0.5
+    return {
+        "embed_tokens": (0.0, 1.0),
+        "a_log": (-1.5, 1.5),
+        "dt_bias": (-1.0, 1.0),
+        "conv": (0.0, 0.9),
+        "out_norm": (1.0, 0.3),
+        "q_norm": (0.8, 0.3),
+        "k_norm": (0.8, 0.3),
+    }.get(name, (0.0, 0.3))
+
+
+def _values(rng: np.random.Generator, tensor: PackedTensor) -> Iterator[np.ndarray]:
+    centre, width = _spread(tensor)
+    left = int(np.prod(tensor.info.shape))
+    # 256 levels are as good as a continuum here, and fast to draw by the billion.
+    levels = (centre + width * np.linspace(-1, 1, 256)).astype(np.float32)
+    table = bf16_from_f32(levels) if tensor.info.dtype == "BF16" else levels
+    while left > 0:
+        count = min(left, _CHUNK)
+        yield table[np.frombuffer(rng.bytes(count), np.uint8)]
+        left -= count
