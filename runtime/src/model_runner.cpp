@@ -81,6 +81,16 @@ ModelRunner::ModelRunner(const std::filesystem::path& engine_dir, const RunnerLi
   logits_ = static_cast<const float*>(logits->second.data);
 }
 
+ModelRunner::~ModelRunner() {
+  for (const Unread& unread : unread_) {
+    try {
+      unread.event->wait();
+    } catch (const std::exception&) {
+      return;  // the device is lost, so nothing runs on it
+    }
+  }
+}
+
 void ModelRunner::load_weights(const Program& program) {
   for (const auto& file : files_) {
     for (const auto& [name, tensor] : file->tensors()) {

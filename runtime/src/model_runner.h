@@ -70,6 +70,11 @@ class ModelRunner {
   ModelRunner(const std::filesystem::path& engine_dir, const RunnerLimits& limits,
               std::unique_ptr<Device> device, const Program& program);
 
+  /// Waits for what was launched: its memory goes with the runner.
+  ~ModelRunner();
+  ModelRunner(const ModelRunner&) = delete;
+  ModelRunner& operator=(const ModelRunner&) = delete;
+
   const ModelConfig& config() const { return memory_.config; }
   std::int64_t max_logits() const { return max_logits_; }
   std::string_view device_name() const { return device_->name(); }
