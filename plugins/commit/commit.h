@@ -27,4 +27,11 @@ struct CommitRound {
 namespace cpu {
 void commit_round(const CommitRound& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for ring_rows that are no power of two, CudaError for a refused
+/// launch.
+void commit_round(const CommitRound& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -31,4 +31,10 @@ struct RoundMetadata {
 namespace cpu {
 void round_metadata(const RoundMetadata& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws CudaError for a refused launch.
+void round_metadata(const RoundMetadata& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

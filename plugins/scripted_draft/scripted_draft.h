@@ -26,4 +26,10 @@ struct ScriptedDraft {
 namespace cpu {
 void scripted_draft(const ScriptedDraft& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a vocab_size <= 0, CudaError for a refused launch.
+void scripted_draft(const ScriptedDraft& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash
