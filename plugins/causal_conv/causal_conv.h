@@ -33,4 +33,11 @@ namespace cpu {
 /// dims that do not fit. Writes zeros to the outputs of a padded row.
 void causal_conv(const CausalConv& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32, a kernel of more than 16 taps or a
+/// ring that is no power of two, CudaError for a refused launch.
+void causal_conv(const CausalConv& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

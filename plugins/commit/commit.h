@@ -29,4 +29,11 @@ namespace cpu {
 /// Throws std::invalid_argument for a ring_rows that is no power of two.
 void commit_round(const CommitRound& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for ring_rows that are no power of two, CudaError for a refused
+/// launch.
+void commit_round(const CommitRound& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

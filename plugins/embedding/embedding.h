@@ -22,4 +22,11 @@ namespace cpu {
 /// Throws std::invalid_argument for a dtype other than float32 or a hidden <= 0.
 void embedding(const Embedding& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32 or a hidden <= 0, CudaError for a
+/// refused launch.
+void embedding(const Embedding& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -34,4 +34,12 @@ namespace cpu {
 /// or a num_heads that is no multiple of num_kv_heads.
 void gated_attention(const GatedAttention& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32, a head_dim that is no multiple of 8
+/// or above 256, or a num_heads that is no multiple of the kv heads, CudaError for a refused
+/// launch.
+void gated_attention(const GatedAttention& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -74,4 +74,21 @@ void gated_delta_net_verify(const GatedDeltaNet& args, Stream stream);
 void gated_delta_net_materialize(const GatedDeltaNet& args, std::int64_t slot,
                                  std::int64_t num_records, float* out);
 }  // namespace cpu
+
+/// Both run the recurrence token by token and replay ring records by the operations that made them:
+/// the bits of states and outputs do not depend on how a sequence is cut into chunks and rows, nor
+/// on when its history is folded.
+namespace cuda {
+/// The recurrence over a row. A row starts from zeros if table[slot].kv_len is 0 (the slot's state
+/// is not read), else from S0; the slot's ring must be empty. Writes S0 once, leaves the ring alone.
+/// Enqueues on `stream`, does not synchronise. Throws std::invalid_argument for a dtype other than
+/// float32, a key_dim above 256 or a bad shape, CudaError for a refused launch.
+void gated_delta_net_prefill(const GatedDeltaNet& args, Stream stream);
+
+/// The recurrence over S0, the live ring records and the row; appends the row's records after the
+/// live ones. Folds the history into S0 where `flushes` says so: run exactly once between two
+/// commits. Enqueues on `stream`, does not synchronise. Throws as the prefill does, and
+/// std::invalid_argument for a ring that is not float32 or no power of two.
+void gated_delta_net_verify(const GatedDeltaNet& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

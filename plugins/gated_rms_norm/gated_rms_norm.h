@@ -27,4 +27,11 @@ namespace cpu {
 /// Throws std::invalid_argument for a dtype other than float32 or dims that do not fit.
 void gated_rms_norm(const GatedRmsNorm& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32 or a bad shape, CudaError for a
+/// refused launch.
+void gated_rms_norm(const GatedRmsNorm& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -21,4 +21,10 @@ namespace cpu {
 /// Throws std::invalid_argument for a dim <= 0.
 void gather_rows(const GatherRows& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dim <= 0, CudaError for a refused launch.
+void gather_rows(const GatherRows& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -24,4 +24,11 @@ namespace cpu {
 /// lanes. Throws std::invalid_argument for a dim <= 0.
 void linear(const Linear& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Each output is one sum in order of k: its bits depend on its own x and weight rows alone.
+/// Throws std::invalid_argument for an in_dim or out_dim <= 0, CudaError for a refused launch.
+void linear(const Linear& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -27,4 +27,11 @@ namespace cpu {
 /// Throws std::invalid_argument for a dtype other than float32 or a dim <= 0.
 void rms_norm(const RmsNorm& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32 or a dim <= 0, CudaError for a
+/// refused launch.
+void rms_norm(const RmsNorm& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -52,4 +52,11 @@ namespace cpu {
 /// head_dim, or sections that do not sum to rotary_dim / 2.
 void rotary_kv_write(const RotaryKvWrite& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a dtype other than float32 or a bad shape, CudaError for a
+/// refused launch.
+void rotary_kv_write(const RotaryKvWrite& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -32,4 +32,10 @@ namespace cpu {
 /// Throws std::invalid_argument if the rows have more than num_tokens tokens.
 void round_metadata(const RoundMetadata& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws CudaError for a refused launch.
+void round_metadata(const RoundMetadata& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

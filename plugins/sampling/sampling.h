@@ -51,4 +51,12 @@ namespace cpu {
 /// positions.
 void sample_accept(const SampleAccept& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Probabilities are fixed-point numbers, exp(...) in steps of 2^-44 of the highest: their sums
+/// have the same bits in any order.
+/// Throws std::invalid_argument for a vocab_size outside [1, 2^19], CudaError for a refused launch.
+void sample_accept(const SampleAccept& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -27,4 +27,10 @@ namespace cpu {
 /// Throws std::invalid_argument for a vocab_size <= 0.
 void scripted_draft(const ScriptedDraft& args, Stream stream);
 }  // namespace cpu
+
+namespace cuda {
+/// Enqueues on `stream`, does not synchronise.
+/// Throws std::invalid_argument for a vocab_size <= 0, CudaError for a refused launch.
+void scripted_draft(const ScriptedDraft& args, Stream stream);
+}  // namespace cuda
 }  // namespace deltaflash

@@ -1,0 +1,71 @@
+#include <bit>
+
+#include "plugins/commit/commit.h"
+#include "plugins/common/cuda_error.h"
+#include "plugins/common/cuda_launch.h"
+#include "plugins/gated_delta_net/gated_delta_net.h"
+
+namespace deltaflash::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr auto kNotFinished = static_cast<std::int32_t>(FinishReason::kNotFinished);
+
+// One thread per row; a slot stands in one row at most.
+__global__ void __launch_bounds__(kThreads)
+    commit_round_kernel(const __grid_constant__ CommitRound args) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= args.rows.num_rows) {
+    return;
+  }
+  const std::int64_t slot = args.rows.slots[row];
+  if (slot < 0) {
+    return;
+  }
+  SlotState& state = args.table[slot];
+  const std::int32_t row_len = args.rows.row_start[row + 1] - args.rows.row_start[row];
+  const bool finished = state.finish_reason != kNotFinished;
+  const std::int32_t emitted = finished ? 0 : args.num_emitted[row];
+  if (args.prefill) {
+    state.kv_len += row_len;
+    state.ring_base = 0;
+    state.ring_history = 0;
+  } else {
+    if (flushes(state.ring_history, row_len, args.history_limit)) {
+      state.ring_base =
+          static_cast<std::int32_t>((state.ring_base + state.ring_history) & (args.ring_rows - 1));
+      state.ring_history = 0;
+    }
+    state.kv_len += emitted;
+    state.ring_history += emitted;
+  }
+  if (finished) {
+    return;
+  }
+  if (!args.prefill) {
+    state.num_rounds += 1;
+  }
+  if (emitted > 0) {
+    state.last_token = args.tokens[row * args.max_emitted + emitted - 1];
+    state.num_emitted += emitted;
+    state.num_remaining -= emitted;
+  }
+  state.finish_reason = args.finish_reason[row];
+}
+
+}  // namespace
+
+void commit_round(const CommitRound& args, Stream stream) {
+  if (args.ring_rows <= 0 || !std::has_single_bit(static_cast<std::uint64_t>(args.ring_rows))) {
+    throw std::invalid_argument("commit_round: expected ring_rows to be a power of two, got " +
+                                std::to_string(args.ring_rows));
+  }
+  if (args.rows.num_rows == 0) {
+    return;
+  }
+  const unsigned grid = grid_x(ceil_div(args.rows.num_rows, kThreads), "commit_round");
+  commit_round_kernel<<<grid, kThreads, 0, cuda_stream(stream)>>>(args);
+  check_cuda(cudaGetLastError(), "commit_round");
+}
+
+}  // namespace deltaflash::cuda
