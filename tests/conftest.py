@@ -14,6 +14,32 @@ if TYPE_CHECKING:
     from runtime import Executor
 
 DATA = Path(__file__).parent / "data"
+# The backends that the contract suites run on: device and provider of segments.
+BACKENDS = [
+    pytest.param({"device": "cpu"}, id="cpu"),
+    pytest.param({"device": "cuda", "provider": "exact"}, id="cuda", marks=pytest.mark.gpu),
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu", action="store_true", help="fail gpu tests where they cannot run"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips gpu tests on a machine without a GPU or without the CUDA library."""
+    if config.getoption("--require-gpu") or not any(item.get_closest_marker("gpu") for item in items):
+        return
+    from runtime import _native
+
+    library = Path(_native.__file__).parent / "libdeltaflash_cuda.so"
+    if library.exists() and Path("/dev/nvidia0").exists():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU and libdeltaflash_cuda")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +60,21 @@ def engine_dir(engine_dirs: dict[str, Path]) -> Path:
     return engine_dirs["tiny_qwen3_5"]
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> dict[str, str]:
+    """ExecutorConfig keywords of one backend."""
+    return request.param
+
+
 @pytest.fixture
-def make_executor(engine_dir: Path) -> Iterator[Callable[..., Executor]]:
+def make_executor(engine_dir: Path, backend: dict[str, str]) -> Iterator[Callable[..., Executor]]:
     """Makes executors from ExecutorConfig keywords and shuts them down after the test."""
     from runtime import Executor, ExecutorConfig
 
     made = []
 
     def make(engine: Path = engine_dir, **config: Any) -> Executor:
-        executor = Executor(engine, ExecutorConfig(**{"num_threads": 1, **config}))
+        executor = Executor(engine, ExecutorConfig(**{"num_threads": 1, **backend, **config}))
         made.append(executor)
         return executor
 

@@ -46,7 +46,7 @@ build() {
 failed=0
 export PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 wanted build && step build build
-wanted contract && TAIL=12 step contract "$PYTHON" -m pytest -q -rs -s -m gpu --require-gpu tests
+wanted contract && TAIL=12 step contract "$PYTHON" -m pytest -q -rs -s -m gpu --require-gpu tests/contract tests/plugins
 if wanted sanitizer; then
   for tool in memcheck racecheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=deltaflash \
