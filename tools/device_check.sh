@@ -49,7 +49,7 @@ wanted build && step build build
 wanted contract && TAIL=12 step contract "$PYTHON" -m pytest -q -rs -s -m gpu --require-gpu tests/contract tests/plugins
 if wanted sanitizer; then
   for tool in memcheck racecheck; do
-    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=deltaflash \
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$PYTHON" tests/contract/sanitizer_session.py
   done
 fi

@@ -24,10 +24,15 @@ pytestmark = pytest.mark.gpu
 
 NUM_TOKENS = 24
 LOGITS = OutputConfig(return_generation_logits=True)
-# Largest logit error allowed, in standard deviations of the logits: fp32 throughout in another
-# order of summation, and BF16 inputs of every matrix product (8 bits of mantissa, summed over the
-# layers).
-BOUNDS = {"exact": 2e-4, "cublaslt": 0.15}
+# Root mean square of the logit error allowed, in standard deviations of the logits. "exact" is fp32
+# throughout, in another order of summation. "cublaslt" rounds the inputs of every matrix product to
+# BF16; how far that goes is the network's: the random tiny ones amplify it (transformers' own BF16
+# run of the first is 0.03 to 0.05 off its fp32 run), the real shape averages it out.
+BOUNDS = {
+    "tiny_qwen3_5": {"exact": 2e-5, "cublaslt": 0.06},
+    "tiny_ratio3": {"exact": 2e-5, "cublaslt": 0.2},
+    "group_9b": {"exact": 2e-5, "cublaslt": 0.015},
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def test_same_logits_and_ids_up_to_near_ties(engines: dict[str, Path], name: str
         *[Request(p, NUM_TOKENS, output=LOGITS, ignore_end_ids=True) for p in wanted],
     )
     reference.shutdown()
-    for provider, bound in BOUNDS.items():
+    for provider, bound in BOUNDS[name].items():
         executor = Executor(
             engines[name],
             ExecutorConfig(
@@ -85,22 +90,27 @@ def test_same_logits_and_ids_up_to_near_ties(engines: dict[str, Path], name: str
             ],
         )
         executor.shutdown()
-        worst = 0.0
+        errors = []
         ties = 0
         for mine, theirs in zip(got, expected, strict=True):
             assert mine.generation_logits is not None
             assert theirs.generation_logits is not None
             assert mine.token_ids == theirs.token_ids
-            spread = float(theirs.generation_logits.std())
-            error = float(np.abs(mine.generation_logits - theirs.generation_logits).max())
-            worst = max(worst, error / spread)
+            difference = np.abs(mine.generation_logits - theirs.generation_logits)
+            error = difference.max()
+            errors.append(difference / theirs.generation_logits.std())
             best_two = np.sort(theirs.generation_logits, axis=-1)[:, -2:]
             gaps = best_two[:, 1] - best_two[:, 0]
             differs = mine.generation_logits.argmax(-1) != theirs.generation_logits.argmax(-1)
             ties += int(differs.sum())
             assert (gaps[differs] <= 2 * error).all()
-        print(f"{name} {provider}: worst error {worst:.2e} sd, {ties} near ties of {32 * NUM_TOKENS}")
-        assert worst < bound
+        all_errors = np.concatenate(errors)
+        rms = float(np.sqrt(np.mean(all_errors**2)))
+        print(
+            f"{name} {provider}: logit error rms {rms:.1e} sd, largest {all_errors.max():.1e} sd, "
+            f"{ties} near ties of {len(all_errors)}"
+        )
+        assert rms < bound
 
 
 def test_real_shape_batches_of_1_to_32_with_cancels(engines: dict[str, Path]) -> None:
