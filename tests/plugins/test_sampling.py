@@ -15,6 +15,7 @@ from reference.sampling import (
     sampling_law,
     stream_uniform,
 )
+
 from runtime._native import plugins
 
 # The 0.999 quantiles of chi-square for 1..15 degrees of freedom. Seeds are fixed, so a law test
