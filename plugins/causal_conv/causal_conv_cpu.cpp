@@ -51,13 +51,13 @@ void convolve(const CausalConv& args, const Row& row, std::int64_t first,
     }
   }
   for (std::int64_t t = 0; t < row.length; ++t) {
+    // The first tap that lies within the sequence; what an older one points at is not read.
+    const std::int64_t oldest = std::max<std::int64_t>(0, history - (row.kv_len + t));
     const float* inputs[kMaxKernel];
-    std::int64_t oldest = args.kernel;  // the first tap that lies within the sequence
-    for (std::int64_t j = history; j >= 0 && row.kv_len + t - (history - j) >= 0; --j) {
+    for (std::int64_t j = 0; j < args.kernel; ++j) {
       const std::int64_t token = t - (history - j);
       inputs[j] = token >= 0 ? x + token * args.x_stride
                              : ring + ((row.kv_len + token) & (args.ring_cols - 1)) * channels;
-      oldest = j;
     }
     for (std::int64_t c = 0; c < num_channels; c += kLanes) {
       const std::int64_t left = num_channels - c;

@@ -101,7 +101,7 @@ DELTAFLASH_INLINE void score_keys(const Queries& block, std::int64_t query, cons
     float lanes[16];
     simd::store(lanes, scores);
 #pragma GCC unroll 16
-    for (int a = 0; a < kQueries; ++a) {
+    for (std::int64_t a = 0; a < kQueries; ++a) {
       std::memcpy(block.scores + (query + a) * kTile + j, lanes + a * kKeys, kKeys * sizeof(float));
     }
   }
@@ -133,7 +133,7 @@ DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, in
   const Lanes factor = simd::exp(simd::broadcast(block.max[query] - shift));
   Lanes sum{};
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
+  for (std::int64_t i = 0; i < 4; ++i) {
     s[i] = simd::exp(s[i] - shift);
     simd::store(scores + 16 * i, s[i]);
     sum += s[i];
@@ -153,7 +153,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
 #pragma GCC unroll 4
   for (int a = 0; a < kQueries; ++a) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    for (std::int64_t v = 0; v < kVectors; ++v) {
       sums[a][v] = simd::load(acc + a * block.stride + 16 * v) * block.factor[query + a];
     }
   }
@@ -162,7 +162,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
     const int last = std::min(first + kGroup, count);
     for (int j = first; j < last; ++j, value += head_dim) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
+      for (std::int64_t v = 0; v < kVectors; ++v) {
         const Lanes x = simd::load(value + 16 * v);
 #pragma GCC unroll 4
         for (int a = 0; a < kQueries; ++a) {
@@ -174,7 +174,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
 #pragma GCC unroll 4
   for (int a = 0; a < kQueries; ++a) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    for (std::int64_t v = 0; v < kVectors; ++v) {
       simd::store(acc + a * block.stride + 16 * v, sums[a][v]);
     }
   }
@@ -268,7 +268,7 @@ Tile locate_tile(const PagedKv& kv, std::int64_t slot, std::int64_t kv_head, std
                           head_dim;
   };
   Tile tile{};
-  for (int group = 0; group * kGroup < count; ++group) {
+  for (std::int64_t group = 0; group * kGroup < count; ++group) {
     const std::int64_t start = first + group * kGroup;
     if (kv.page_size % kGroup == 0) {
       const std::int64_t offset = offset_of(start);

@@ -44,10 +44,10 @@ DELTAFLASH_SIMD void norm_rotate_head(const float* x, const float* weight, const
 }
 
 int axis_of(std::int64_t frequency, const std::int32_t (&section)[3]) {
-  if (frequency % 3 == 1 && frequency < 3 * section[1]) {
+  if (frequency % 3 == 1 && frequency < std::int64_t{3} * section[1]) {
     return 1;
   }
-  if (frequency % 3 == 2 && frequency < 3 * section[2]) {
+  if (frequency % 3 == 2 && frequency < std::int64_t{3} * section[2]) {
     return 2;
   }
   return 0;

@@ -79,18 +79,14 @@ bool comes_before(const Candidate& a, const Candidate& b) {
 DELTAFLASH_SIMD std::int32_t arg_max(const float* logits, std::int64_t count) {
   constexpr int kChains = 2;
   constexpr IntLanes kLanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  Lanes best[kChains];
-  IntLanes ids[kChains];
-  for (int c = 0; c < kChains; ++c) {
-    best[c] = simd::broadcast(-kInfinity);
-    ids[c] = IntLanes{};
-  }
+  Lanes best[kChains] = {simd::broadcast(-kInfinity), simd::broadcast(-kInfinity)};
+  IntLanes ids[kChains] = {};
   std::int64_t i = 0;
   IntLanes here = kLanes;
   for (; i + 16 * kChains <= count; i += 16 * kChains) {
 #pragma GCC unroll 2
     for (int c = 0; c < kChains; ++c) {
-      const Lanes v = simd::load(logits + i + 16 * c);
+      const Lanes v = simd::load(logits + i + std::int64_t{16} * c);
       const IntLanes wins = v > best[c];
       best[c] = wins ? v : best[c];
       ids[c] = wins ? here + 16 * c : ids[c];
@@ -432,9 +428,10 @@ void accept_row(const SampleAccept& args, std::int64_t row) {
   while (true) {
     const std::int64_t index = std::int64_t{state.num_emitted} + sampled;
     const std::int32_t token =
-        index < num_forced ? args.forced[slot * args.max_forced + index]
-                           : sample(args.logits + (start + sampled) * args.vocab_size,
-                                    args.vocab_size, state, static_cast<std::uint64_t>(index));
+        args.forced != nullptr && index < num_forced
+            ? args.forced[slot * args.max_forced + index]
+            : sample(args.logits + (start + sampled) * args.vocab_size, args.vocab_size, state,
+                     static_cast<std::uint64_t>(index));
     tokens[sampled] = token;
     if (sampled + 1 >= len || drafts[sampled] != token) {
       break;

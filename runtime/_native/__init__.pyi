@@ -621,7 +621,7 @@ class Executor:
     Generates tokens with one engine, on a loop thread of its own. Every method may be called from any thread.
     """
 
-    def __init__(self, engine_dir: str | os.PathLike, config: ExecutorConfig = ...) -> None:
+    def __init__(self, engine_dir: str | os.PathLike[str], config: ExecutorConfig = ...) -> None:
         """
         Loads an engine directory and starts the loop.
 

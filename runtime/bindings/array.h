@@ -13,19 +13,25 @@
 
 namespace deltaflash {
 
-template <typename T, std::size_t Rank>
-using NumpyArray = nanobind::ndarray<T, nanobind::numpy, nanobind::ndim<Rank>, nanobind::c_contig,
-                                     nanobind::device::cpu>;
-
-/// A NumPy array argument: rank, layout, device and dtype are part of the type, so nanobind
-/// refuses another with a TypeError that names them. Unlike nanobind's own type it is never
-/// converted: an op must not write its results into a copy.
-template <typename T, std::size_t Rank>
-class Array : public NumpyArray<T, Rank> {
+/// Any of nanobind's arrays as an argument, taken as it is: what does not match is refused with a
+/// TypeError that names rank, layout, device and dtype. nanobind alone would convert it, and an op
+/// must not write its results into a copy.
+template <typename NativeArray>
+class Unconverted : public NativeArray {
  public:
-  Array() = default;
-  explicit Array(const NumpyArray<T, Rank>& array) : NumpyArray<T, Rank>(array) {}
+  Unconverted() = default;
+  explicit Unconverted(const NativeArray& array) : NativeArray(array) {}
 };
+
+/// A C-contiguous NumPy array argument.
+template <typename T, std::size_t kRank>
+using Array = Unconverted<nanobind::ndarray<T, nanobind::numpy, nanobind::ndim<kRank>,
+                                            nanobind::c_contig, nanobind::device::cpu>>;
+
+/// A NumPy array argument of any strides.
+template <typename T, std::size_t kRank>
+using StridedArray = Unconverted<
+    nanobind::ndarray<T, nanobind::numpy, nanobind::ndim<kRank>, nanobind::device::cpu>>;
 
 /// In an expected shape: an axis of any size.
 constexpr std::int64_t kAnySize = -1;
@@ -41,19 +47,19 @@ inline std::string shape_text(const std::int64_t* shape, std::size_t rank) {
 }  // namespace detail
 
 /// Throws std::invalid_argument (ValueError) unless `array` has the shape `expected`.
-template <typename T, std::size_t Rank>
-void check_shape(const char* op, const char* name, const Array<T, Rank>& array,
-                 const std::int64_t (&expected)[Rank]) {
-  std::int64_t found[Rank];
+template <typename T, std::size_t kRank>
+void check_shape(const char* op, const char* name, const Array<T, kRank>& array,
+                 const std::int64_t (&expected)[kRank]) {
+  std::int64_t found[kRank];
   bool same = true;
-  for (std::size_t i = 0; i < Rank; ++i) {
+  for (std::size_t i = 0; i < kRank; ++i) {
     found[i] = static_cast<std::int64_t>(array.shape(i));
     same = same && (expected[i] == kAnySize || expected[i] == found[i]);
   }
   if (!same) {
     throw std::invalid_argument(std::string(op) + ": expected " + name + " of shape " +
-                                detail::shape_text(expected, Rank) + ", found " +
-                                detail::shape_text(found, Rank));
+                                detail::shape_text(expected, kRank) + ", found " +
+                                detail::shape_text(found, kRank));
   }
 }
 
@@ -70,19 +76,19 @@ inline Stream stream_of(ThreadPool* pool) { return Stream{pool}; }
 }  // namespace deltaflash
 
 namespace nanobind::detail {
-template <typename T, std::size_t Rank>
-struct type_caster<deltaflash::Array<T, Rank>> {
-  using Argument = deltaflash::Array<T, Rank>;
-  using BaseCaster = type_caster<deltaflash::NumpyArray<T, Rank>>;
-  NB_TYPE_CASTER(Argument, BaseCaster::Name)
+template <typename NativeArray>
+struct type_caster<deltaflash::Unconverted<NativeArray>> {
+  using Argument = deltaflash::Unconverted<NativeArray>;
+  using NativeCaster = type_caster<NativeArray>;
+  NB_TYPE_CASTER(Argument, NativeCaster::Name)
 
   bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
-    BaseCaster base;
-    if (!base.from_python(source, flags & ~static_cast<std::uint32_t>(cast_flags::convert),
-                          cleanup)) {
+    NativeCaster native;
+    if (!native.from_python(source, flags & ~static_cast<std::uint32_t>(cast_flags::convert),
+                            cleanup)) {
       return false;
     }
-    value = Argument(base.value);
+    value = Argument(native.value);
     return true;
   }
 };

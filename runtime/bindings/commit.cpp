@@ -48,11 +48,10 @@ void commit_round(SlotTable table, const Array<const std::int32_t, 1>& slots,
 }  // namespace
 
 void bind_commit(nb::module_& plugins) {
-  plugins.def(kOp, &commit_round, nb::arg("table"), nb::arg("slots").noconvert(),
-              nb::arg("row_start").noconvert(), nb::arg("tokens").noconvert(),
-              nb::arg("num_emitted").noconvert(), nb::arg("finish_reason").noconvert(),
+  plugins.def(kOp, &commit_round, nb::arg("table"), nb::arg("slots"), nb::arg("row_start"),
+              nb::arg("tokens"), nb::arg("num_emitted"), nb::arg("finish_reason"),
               nb::arg("ring_rows"), nb::arg("history_limit"), nb::arg("prefill"),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               "Moves the cursors of every row's slot in `table` by what the step committed:\n"
               "`tokens` [num_rows, max_emitted], `num_emitted` and `finish_reason` [num_rows].");
 }

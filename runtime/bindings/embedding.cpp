@@ -26,9 +26,8 @@ void embedding(const Array<const std::int32_t, 1>& ids, const Array<const std::u
 }  // namespace
 
 void bind_embedding(nb::module_& plugins) {
-  plugins.def("embedding", &embedding, nb::arg("ids").noconvert(), nb::arg("table").noconvert(),
-              nb::arg("out").noconvert(), nb::arg("pool").none() = nb::none(),
-              nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def("embedding", &embedding, nb::arg("ids"), nb::arg("table"), nb::arg("out"),
+              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               "Rows of the embedding table, bfloat16 bits [vocab_size, hidden], into `out`\n"
               "[num_tokens, hidden]; zeros for an id outside the table.");
 }

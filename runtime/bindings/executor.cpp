@@ -273,7 +273,10 @@ void bind_executor(nb::module_& module) {
       "Generates tokens with one engine, on a loop thread of its own. Every method "
       "may be called from any thread.")
       .def(nb::init<const std::filesystem::path&, ExecutorConfig>(), "engine_dir"_a,
-           "config"_a = ExecutorConfig{}, unlocked,
+           "config"_a = ExecutorConfig{},
+           nb::sig("def __init__(self, engine_dir: str | os.PathLike[str], config: "
+                   "ExecutorConfig = ...) -> None"),
+           unlocked,
            "Loads an engine directory and starts the loop.\n\n"
            "Raises:\n"
            "    EngineError: the engine does not fit itself or this runtime.\n"

@@ -14,11 +14,10 @@ namespace {
 
 constexpr const char* kOp = "gated_attention";
 
-// Any strides but the last: the gate is a view into the fused projection.
-using Gate = nb::ndarray<const float, nb::numpy, nb::ndim<3>, nb::device::cpu>;
-
-void gated_attention(const Array<const float, 3>& q, const Gate& gate, const Array<float, 3>& out,
-                     const Array<const float, 4>& keys, const Array<const float, 4>& values,
+// The gate is a view into the fused projection: any strides but the last.
+void gated_attention(const Array<const float, 3>& q, const StridedArray<const float, 3>& gate,
+                     const Array<float, 3>& out, const Array<const float, 4>& keys,
+                     const Array<const float, 4>& values,
                      const Array<const std::int32_t, 2>& page_table, SlotTable table,
                      const Array<const std::int32_t, 1>& slots,
                      const Array<const std::int32_t, 1>& row_start, float scale, ThreadPool* pool) {
@@ -52,11 +51,10 @@ void gated_attention(const Array<const float, 3>& q, const Gate& gate, const Arr
 }  // namespace
 
 void bind_gated_attention(nb::module_& plugins) {
-  plugins.def(kOp, &gated_attention, nb::arg("q").noconvert(), nb::arg("gate").noconvert(),
-              nb::arg("out").noconvert(), nb::arg("keys").noconvert(),
-              nb::arg("values").noconvert(), nb::arg("page_table").noconvert(), nb::arg("table"),
-              nb::arg("slots").noconvert(), nb::arg("row_start").noconvert(), nb::arg("scale"),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def(kOp, &gated_attention, nb::arg("q"), nb::arg("gate"), nb::arg("out"), nb::arg("keys"),
+              nb::arg("values"), nb::arg("page_table"), nb::arg("table"), nb::arg("slots"),
+              nb::arg("row_start"), nb::arg("scale"), nb::arg("pool") = nb::none(),
+              nb::call_guard<nb::gil_scoped_release>(),
               "Causal attention of `q` [num_tokens, num_heads, head_dim] over pages [num_pages,\n"
               "num_kv_heads, page_size, head_dim], times sigmoid(gate). Row token i sees the kv\n"
               "indices 0 .. kv_len + i of its slot.");

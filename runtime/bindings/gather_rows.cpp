@@ -35,14 +35,13 @@ void gather_rows(const Array<const T, 2>& x, const Array<const std::int32_t, 1>&
 }  // namespace
 
 void bind_gather_rows(nb::module_& plugins) {
-  plugins.def("gather_rows", &gather_rows<float, DType::kFloat32>, nb::arg("x").noconvert(),
-              nb::arg("index").noconvert(), nb::arg("out").noconvert(),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def("gather_rows", &gather_rows<float, DType::kFloat32>, nb::arg("x"), nb::arg("index"),
+              nb::arg("out"), nb::arg("pool") = nb::none(),
+              nb::call_guard<nb::gil_scoped_release>(),
               "x[index] of `x` [num_tokens, dim] into `out` [num_out, dim].");
-  plugins.def("gather_rows", &gather_rows<std::uint16_t, DType::kBFloat16>,
-              nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("out").noconvert(),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
-              "The same for bfloat16 bits.");
+  plugins.def("gather_rows", &gather_rows<std::uint16_t, DType::kBFloat16>, nb::arg("x"),
+              nb::arg("index"), nb::arg("out"), nb::arg("pool") = nb::none(),
+              nb::call_guard<nb::gil_scoped_release>(), "The same for bfloat16 bits.");
 }
 
 }  // namespace deltaflash

@@ -38,9 +38,8 @@ void rms_norm(const Array<const float, 2>& x, const Array<const float, 1>& weigh
 
 void bind_rms_norm(nb::module_& plugins) {
   plugins.def(
-      "rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
-      nb::arg("out").noconvert(), nb::arg("eps"), nb::arg("unit_offset"),
-      nb::arg("residual").noconvert().none() = nb::none(), nb::arg("pool").none() = nb::none(),
+      "rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("out"), nb::arg("eps"),
+      nb::arg("unit_offset"), nb::arg("residual") = nb::none(), nb::arg("pool") = nb::none(),
       nb::call_guard<nb::gil_scoped_release>(),
       "RMSNorm of `x` [num_tokens, dim] into `out`. With `residual`, x is first added to it\n"
       "in place and the sum is normalised. `unit_offset`: multiplies by 1 + weight.");

@@ -58,13 +58,12 @@ void rotary_kv_write(const Array<const float, 2>& qkv, const Array<const float, 
 }  // namespace
 
 void bind_rotary_kv_write(nb::module_& plugins) {
-  plugins.def(kOp, &rotary_kv_write, nb::arg("qkv").noconvert(), nb::arg("q_norm").noconvert(),
-              nb::arg("k_norm").noconvert(), nb::arg("inv_freq").noconvert(),
-              nb::arg("positions").noconvert(), nb::arg("section"), nb::arg("q_out").noconvert(),
-              nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-              nb::arg("page_table").noconvert(), nb::arg("table"), nb::arg("slots").noconvert(),
-              nb::arg("row_start").noconvert(), nb::arg("eps"), nb::arg("attention_factor") = 1.0f,
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def(kOp, &rotary_kv_write, nb::arg("qkv"), nb::arg("q_norm"), nb::arg("k_norm"),
+              nb::arg("inv_freq"), nb::arg("positions"), nb::arg("section"), nb::arg("q_out"),
+              nb::arg("keys"), nb::arg("values"), nb::arg("page_table"), nb::arg("table"),
+              nb::arg("slots"), nb::arg("row_start"), nb::arg("eps"),
+              nb::arg("attention_factor") = 1.0f, nb::arg("pool") = nb::none(),
+              nb::call_guard<nb::gil_scoped_release>(),
               "Norms and rotates the queries of `qkv` into `q_out` [num_tokens, num_heads,\n"
               "head_dim], the keys, with the values, into pages [num_pages, num_kv_heads,\n"
               "page_size, head_dim]. Row token i goes to kv index kv_len + i of its slot.");

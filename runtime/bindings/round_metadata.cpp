@@ -53,11 +53,9 @@ void round_metadata(SlotTable table, const Array<const std::int32_t, 1>& row_slo
 
 void bind_round_metadata(nb::module_& plugins) {
   plugins.def(
-      kOp, &round_metadata, nb::arg("table"), nb::arg("row_slots").noconvert(),
-      nb::arg("row_len").noconvert(), nb::arg("slots").noconvert(),
-      nb::arg("row_start").noconvert(), nb::arg("token_ids").noconvert(),
-      nb::arg("positions").noconvert(), nb::arg("sample_start").noconvert(),
-      nb::arg("sample_len").noconvert(), nb::arg("pool").none() = nb::none(),
+      kOp, &round_metadata, nb::arg("table"), nb::arg("row_slots"), nb::arg("row_len"),
+      nb::arg("slots"), nb::arg("row_start"), nb::arg("token_ids"), nb::arg("positions"),
+      nb::arg("sample_start"), nb::arg("sample_len"), nb::arg("pool") = nb::none(),
       nb::call_guard<nb::gil_scoped_release>(),
       "What a round derives from the slot table: where the rows begin, the first token of each\n"
       "[num_tokens], rotary positions [3, num_tokens] and the logits rows to sample.");

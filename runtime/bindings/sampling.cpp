@@ -75,14 +75,11 @@ void sample_accept(
 }  // namespace
 
 void bind_sampling(nb::module_& plugins) {
-  plugins.def(kOp, &sample_accept, nb::arg("logits").noconvert(), nb::arg("table"),
-              nb::arg("slots").noconvert(), nb::arg("row_start").noconvert(),
-              nb::arg("sample_start").noconvert(), nb::arg("sample_len").noconvert(),
-              nb::arg("token_ids").noconvert(), nb::arg("tokens").noconvert(),
-              nb::arg("num_emitted").noconvert(), nb::arg("num_accepted").noconvert(),
-              nb::arg("finish_reason").noconvert(),
-              nb::arg("forced").noconvert().none() = nb::none(),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def(kOp, &sample_accept, nb::arg("logits"), nb::arg("table"), nb::arg("slots"),
+              nb::arg("row_start"), nb::arg("sample_start"), nb::arg("sample_len"),
+              nb::arg("token_ids"), nb::arg("tokens"), nb::arg("num_emitted"),
+              nb::arg("num_accepted"), nb::arg("finish_reason"), nb::arg("forced") = nb::none(),
+              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               "Samples `logits` [num_logits, vocab_size] at every position of a row, accepts the\n"
               "drafts that agree and writes what the row emits into `tokens` [num_rows,\n"
               "max_emitted], `num_emitted`, `num_accepted` and `finish_reason` [num_rows].");

@@ -35,10 +35,9 @@ void scripted_draft(SlotTable table, const Array<const std::int32_t, 2>& forced,
 
 void bind_scripted_draft(nb::module_& plugins) {
   plugins.def(
-      kOp, &scripted_draft, nb::arg("table"), nb::arg("forced").noconvert(),
-      nb::arg("script").noconvert(), nb::arg("slots").noconvert(), nb::arg("row_start").noconvert(),
-      nb::arg("token_ids").noconvert(), nb::arg("vocab_size"), nb::arg("pool").none() = nb::none(),
-      nb::call_guard<nb::gil_scoped_release>(),
+      kOp, &scripted_draft, nb::arg("table"), nb::arg("forced"), nb::arg("script"),
+      nb::arg("slots"), nb::arg("row_start"), nb::arg("token_ids"), nb::arg("vocab_size"),
+      nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
       "Drafts the forced output of each row's slot, right for as many tokens as its script\n"
       "says for the round and wrong behind them, behind the first token of\n"
       "each row of `token_ids` [num_tokens].");

@@ -23,8 +23,8 @@ void silu_mul(const Array<const float, 2>& gate_up, const Array<float, 2>& out, 
 }  // namespace
 
 void bind_silu_mul(nb::module_& plugins) {
-  plugins.def("silu_mul", &silu_mul, nb::arg("gate_up").noconvert(), nb::arg("out").noconvert(),
-              nb::arg("pool").none() = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  plugins.def("silu_mul", &silu_mul, nb::arg("gate_up"), nb::arg("out"),
+              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               "silu(gate) * up of `gate_up` [num_tokens, 2 * dim] into `out` [num_tokens, dim].");
 }
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.causal_conv import causal_conv
+
 from runtime._native import plugins
 
 CASES = [(1, 4), (17, 4), (300, 4), (512, 4), (40, 2), (33, 1)]

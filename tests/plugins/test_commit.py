@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.commit import Slot, commit_prefill, commit_verify
+
 from runtime._native import plugins
 
 NUM_SLOTS = 7

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from reference.bfloat16 import from_bits, to_bits
 from reference.embedding import embedding
+
 from runtime._native import plugins
 
 CASES = [(1, 1, 1), (7, 5, 13), (300, 1000, 64), (9, 4096, 2560)]

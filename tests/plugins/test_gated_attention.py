@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from reference.gated_attention import gated_attention
 from reference.paged_kv import PagedCache
+
 from runtime._native import plugins
 
 # fp32 scores of unit vectors are off by some 1e-7 of their size, at most about 6 here; weights sum

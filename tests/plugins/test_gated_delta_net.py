@@ -13,6 +13,7 @@ from reference.gated_delta_net import (
     tokens_from,
     window,
 )
+
 from runtime._native import plugins
 
 # Value heads per key head 1 to 4; head dims equal, different, and no multiples of 16.

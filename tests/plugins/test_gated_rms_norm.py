@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.gated_rms_norm import gated_rms_norm
+
 from runtime._native import plugins
 
 EPS = 1e-6

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.gather_rows import gather_rows
+
 from runtime._native import plugins
 
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.linear import linear, linear_bound, to_bfloat16
+
 from runtime._native import plugins
 
 CASES = [(1, 1, 1), (3, 17, 5), (7, 32, 16), (9, 100, 33), (2, 2560, 40), (70, 333, 130)]

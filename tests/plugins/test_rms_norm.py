@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.rms_norm import rms_norm
+
 from runtime._native import plugins
 
 CASES = [(1, 1), (3, 7), (5, 16), (65, 100), (33, 1024), (4, 5120)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from reference.paged_kv import PagedCache
 from reference.rotary_kv_write import contiguous_axes, norm_rotate, project_heads, rotary_axes
+
 from runtime._native import plugins
 
 EPS = 1e-6

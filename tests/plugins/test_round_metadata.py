@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.round_metadata import round_metadata
+
 from runtime._native import plugins
 
 

@@ -15,6 +15,7 @@ from reference.sampling import (
     sampling_law,
     stream_uniform,
 )
+
 from runtime._native import plugins
 
 # The 0.999 quantiles of chi-square for 1..15 degrees of freedom. Seeds are fixed, so a law test
@@ -186,12 +187,22 @@ def test_draws_are_the_inverse_cdf(
         logits = (spread * rng.normal(size=vocab_size)).astype(np.float32)
         logits[rng.random(vocab_size) < 0.1] = -np.inf
         logits[rng.random(vocab_size) < 0.3] = np.round(logits[0])  # ties
-        if not np.isfinite(logits).any():
-            logits[0] = 0
         logits[1:][rng.random(vocab_size - 1) < 0.05] = np.nan
         seeds = rng.integers(0, 2**64, 40, np.uint64).tolist()
         want = [sample(logits, params, stream_uniform(seed, 0, 0)) for seed in seeds]
         np.testing.assert_array_equal(draw(logits, params, seeds), want)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), *PARAMS], ids=str)
+@pytest.mark.parametrize("nothing", [-np.inf, np.nan])
+def test_without_a_logit_above_minus_infinity_it_is_id_0(
+    params: SamplingParams, nothing: float
+) -> None:
+    for vocab_size in (1, 3, 100, 3000):
+        logits = np.full(vocab_size, -np.inf, np.float32)
+        logits[: vocab_size // 2 + 1] = nothing
+        assert sample(logits, params, 0.999) == 0
+        assert (draw(logits, params, range(8)) == 0).all()
 
 
 @pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, 40, 0.9), PARAMS[10]])

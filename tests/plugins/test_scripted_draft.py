@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.scripted_draft import scripted_draft
+
 from runtime._native import plugins
 
 VOCAB_SIZE = 11

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from reference.silu_mul import silu_mul
+
 from runtime._native import plugins
 
 CASES = [(1, 1), (7, 13), (5, 16), (33, 1000), (16, 9728)]

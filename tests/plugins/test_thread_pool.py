@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 from reference.linear import to_bfloat16
+
 from runtime._native import plugins
 
 

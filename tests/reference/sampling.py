@@ -41,14 +41,17 @@ def sampling_law(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray
 
     Each filter looks at what the one before it has kept, renormalised: top_k, then the shortest
     prefix that reaches top_p, then what has at least min_p times the highest probability. The
-    table holds float32 parameters, so they are rounded first.
+    table holds float32 parameters, so they are rounded first. Without a logit above -inf it is id
+    0 for sure.
     """
     temperature, top_p, min_p = (
         float(np.float32(x)) for x in (params.temperature, params.top_p, params.min_p)
     )
     logits = logits.astype(np.float64)
-    order = np.lexsort((np.arange(len(logits)), -np.where(np.isnan(logits), -np.inf, logits)))
-    order = order[~np.isnan(logits[order])]
+    possible = np.flatnonzero(logits > -np.inf)  # NaN is not
+    if len(possible) == 0:
+        return np.zeros(1, np.int64), np.ones(1)
+    order = possible[np.lexsort((possible, -logits[possible]))]
     weights = np.exp((logits[order] - logits[order[0]]) / temperature)
     if params.top_k > 0:
         order, weights = order[: params.top_k], weights[: params.top_k]
