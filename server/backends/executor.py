@@ -371,7 +371,8 @@ def describe_engine(directory: Any, executor: Any, config: EngineConfig) -> Engi
         max_queued=config.max_queue_size,
         kv_capacity_tokens=report.pages_total * report.page_size - reserve,
         max_stop_token_ids=max(0, MAX_END_IDS - len(engine.end_ids)),
-        max_draft_tokens=config.max_draft_tokens,
+        # The executor's room for drafts is no drafter, and no engine has one yet.
+        max_draft_tokens=0,
     )
 
 

@@ -16,6 +16,7 @@ from real_server import NO_RETRY, RealServer, end, failure, serving, tokens
 from deltaflash.v1 import control_pb2, generation_pb2, inference_pb2
 from deltaflash_client import (
     AlreadyExistsError,
+    Capability,
     Chat,
     ChatMessage,
     ChatRole,
@@ -153,6 +154,19 @@ async def test_what_it_lacks_is_said_and_not_ignored(engine_dir: Path) -> None:
         with pytest.raises(UnimplementedError):
             await server.client.swap_engine("other")
         await server.until_idle()
+
+
+@on_loop
+async def test_room_for_drafts_is_no_drafter(engine_dir: Path) -> None:
+    """Speculation that cannot happen is refused, whatever the executor was set up for."""
+    async with serving(engine_dir, {"max_draft_tokens": 5}) as server:
+        info = await server.client.model_info()
+        assert (info.has_drafter, info.max_draft_tokens) == (False, 0)
+        assert Capability.SPECULATION not in (await server.client.server_info()).capabilities
+        asked = server.client.generate_text("hi", speculation=SpeculationOptions(enabled=True))
+        assert isinstance(await failure(asked), UnimplementedError)
+        got = await server.client.generate_text("hi", stopping=tokens(9))
+        assert (got.usage.completion_tokens, got.stats.drafted_tokens) == (9, 0)
 
 
 @on_loop
