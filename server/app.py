@@ -102,6 +102,7 @@ class Application:
         Raises:
             BindError: The address cannot be listened on; nothing was loaded.
             EngineRefusedError: The engine directory cannot be served.
+            EngineConfigError: The engine does not take its configuration.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -24,6 +24,10 @@ class EngineRefusedError(Exception):
     """The engine directory cannot be served; one line: what was found, what is needed, the fix."""
 
 
+class EngineConfigError(Exception):
+    """The engine does not take a value of its configuration; the message names the value."""
+
+
 class BackendError(Exception):
     """What a backend may raise at a request; its subclasses say what it means."""
 

@@ -206,6 +206,9 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
     limit_s: float | None = options.max_request_s
     if limit_s is not None and not 0 < limit_s < float("inf"):
         raise ValueError(f"max_request_s: expected more than 0 seconds, got {limit_s}")
+    ready_file: Path | None = options.ready_file
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise ValueError(f"ready_file: expected a file in a folder that exists, got {ready_file}")
     return ServerConfig(
         host=options.host,
         port=options.port,
@@ -216,7 +219,7 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
         warmup_timeout_s=options.warmup_timeout_s,
         max_request_ms=None if limit_s is None else max(1, round(limit_s * 1000)),
         log_level=options.log_level,
-        ready_file=options.ready_file,
+        ready_file=ready_file,
     )
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1024 * 1024
+MAX_INT32 = 2**31 - 1
+"""The executor and gRPC take numbers up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class EngineConfig:
         for name in ("max_queue_size", "max_draft_tokens", "num_threads"):
             _require(name, getattr(self, name), 0)
         if self.max_kv_tokens is not None:
-            _require("max_kv_tokens", self.max_kv_tokens, 1)
+            _require("max_kv_tokens", self.max_kv_tokens, 1, most=2**53)
         _require_time("stall_s", self.stall_s)
 
 
@@ -91,7 +93,7 @@ class ServerConfig:
         if self.max_message_bytes > 2**31 - 1 - MIB:
             raise ValueError(f"max_message_bytes: at most 2046 MiB, got {self.max_message_bytes}")
         if self.max_request_ms is not None:
-            _require("max_request_ms", self.max_request_ms, 1)
+            _require("max_request_ms", self.max_request_ms, 1, most=2**53)
         _require_time("write_timeout_s", self.write_timeout_s)
         _require_time("warmup_timeout_s", self.warmup_timeout_s)
         if not 0 <= self.grace_s < float("inf"):
@@ -100,9 +102,9 @@ class ServerConfig:
             raise ValueError(f"log_level: expected a level of logging, got {self.log_level}")
 
 
-def _require(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name}: expected {least} or more, got {value}")
+def _require(name: str, value: int, least: int, most: int = MAX_INT32) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
 
 
 def _require_time(name: str, value: float) -> None:

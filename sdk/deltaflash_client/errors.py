@@ -111,7 +111,9 @@ class DeltaFlashError(Exception):
         self.field_violations = details.field_violations
         self.retry_delay_s = details.retry_delay_s
         reason = f" {details.reason}" if details.reason else ""
-        fields = "".join(f"; {v.field}: {v.description}" for v in details.field_violations)
+        violations = [f"{v.field}: {v.description}" for v in details.field_violations]
+        # Our server's text has the first of them.
+        fields = "".join(f"; {violation}" for violation in violations if violation not in message)
         super().__init__(f"{self.code.name}{reason}: {message}{fields}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from server.backend import (
     CapacityExceededError,
     EndCause,
+    EngineConfigError,
     EngineInfo,
     EngineLostError,
     EngineRefusedError,
@@ -273,26 +274,30 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
 
     Raises:
         EngineRefusedError: It cannot be served, in one line.
+        EngineConfigError: The configuration cannot work.
     """
     runtime: Any = import_runtime("runtime")
     directory = open_directory(engine_dir)
     try:
         tokenizer, template = load_prompt_parts(directory)
-        executor = runtime.Executor(
-            str(engine_dir),
-            runtime.ExecutorConfig(
-                max_batch_size=config.max_batch_size,
-                max_num_tokens=config.max_num_tokens,
-                max_prefill_chunk=config.max_prefill_chunk,
-                max_queue_size=config.max_queue_size,
-                max_kv_tokens=config.max_kv_tokens or 0,
-                default_max_tokens=config.default_max_tokens,
-                max_draft_tokens=config.max_draft_tokens,
-                num_threads=config.num_threads,
-            ),
-        )
-    except (runtime.EngineError, runtime.CudaError, ValueError) as error:
+    except ValueError as error:
         raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
+    executor_config = runtime.ExecutorConfig(
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        max_prefill_chunk=config.max_prefill_chunk,
+        max_queue_size=config.max_queue_size,
+        max_kv_tokens=config.max_kv_tokens or 0,
+        default_max_tokens=config.default_max_tokens,
+        max_draft_tokens=config.max_draft_tokens,
+        num_threads=config.num_threads,
+    )
+    try:
+        executor = runtime.Executor(str(engine_dir), executor_config)
+    except (runtime.EngineError, runtime.CudaError) as error:
+        raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
+    except ValueError as error:
+        raise EngineConfigError(one_line(str(error))) from error
     info = describe_engine(directory, executor, config)
     backend = ExecutorBackend(runtime, executor, info, config.stall_s)
     return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads))
@@ -366,7 +371,8 @@ def describe_engine(directory: Any, executor: Any, config: EngineConfig) -> Engi
         max_queued=config.max_queue_size,
         kv_capacity_tokens=report.pages_total * report.page_size - reserve,
         max_stop_token_ids=max(0, MAX_END_IDS - len(engine.end_ids)),
-        max_draft_tokens=config.max_draft_tokens,
+        # The executor's room for drafts is no drafter, and no engine has one yet.
+        max_draft_tokens=0,
     )
 
 

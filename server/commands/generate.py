@@ -23,7 +23,7 @@ from deltaflash_client import (
     StoppingOptions,
 )
 from server.app import Application, ExitCode
-from server.backend import EngineRefusedError
+from server.backend import EngineConfigError, EngineRefusedError
 from server.backends.executor import load_engine
 from server.commands.serve import run_loop
 from server.config import EngineConfig, ServerConfig
@@ -81,6 +81,9 @@ def generate_with(command: GenerateCommand, load: Callable[[], Engine]) -> ExitC
     except EngineRefusedError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         return ExitCode.ENGINE_REFUSED
+    except EngineConfigError as error:
+        sys.stderr.write(f"deltaflash: {error}\n")
+        return ExitCode.USAGE
 
 
 async def answer_locally(command: GenerateCommand, load: Callable[[], Engine]) -> ExitCode:
@@ -88,6 +91,7 @@ async def answer_locally(command: GenerateCommand, load: Callable[[], Engine]) -
 
     Raises:
         EngineRefusedError: The engine directory cannot be served.
+        EngineConfigError: The configuration cannot work.
     """
     app = Application(ServerConfig(host="127.0.0.1", port=0, grace_s=0), load)
     server = asyncio.ensure_future(app.run())

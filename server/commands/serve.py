@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from server.app import Application, BindError, ExitCode
-from server.backend import EngineRefusedError
+from server.backend import EngineConfigError, EngineRefusedError
 from server.backends.executor import load_engine, open_directory
 from server.config import EngineConfig, ServerConfig
 from server.logs import configure_logging
@@ -42,6 +42,9 @@ def serve_engine(load: Callable[[], Engine], config: ServerConfig) -> NoReturn:
     except EngineRefusedError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         code = ExitCode.ENGINE_REFUSED
+    except EngineConfigError as error:
+        sys.stderr.write(f"deltaflash: {error}\n")
+        code = ExitCode.USAGE
     except BindError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         code = ExitCode.BIND_FAILED

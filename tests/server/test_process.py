@@ -4,68 +4,24 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import grpc
 from fakes.app import Details, ask, error_of, on_loop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server_process import Process, started
 
 from deltaflash.v1 import generation_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 
 
-class Process:
-    """A running server process."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.records: list[dict[str, Any]] = []
-        self.lines: list[str] = []
-
-    async def until(self, event: str) -> dict[str, Any]:
-        """Reads the log up to a record."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(10):
-            while line := (await self.process.stderr.readline()).decode():
-                self.lines.append(line)
-                if line.startswith("{"):
-                    self.records.append(json.loads(line))
-                    if self.records[-1]["event"] == event:
-                        return self.records[-1]
-        raise AssertionError(f"no {event} in {self.lines}")
-
-    async def end(self, limit_s: float = 8) -> int:
-        """Waits for the exit code; the rest of stderr goes to `lines`."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(limit_s):
-            self.lines += (await self.process.stderr.read()).decode().splitlines()
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def process(*options: str) -> AsyncIterator[Process]:
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "fakes.serve",
-        *options,
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": "/usr/bin:/bin"},
-        stderr=subprocess.PIPE,
-    )
-    try:
-        yield Process(started)
-    finally:
-        if started.returncode is None:
-            started.kill()
-        await started.wait()
+def process(*options: str) -> AbstractAsyncContextManager[Process]:
+    """A running server over the fake backend."""
+    return started(sys.executable, "-m", "fakes.serve", *options, paths=(ROOT, ROOT / "tests"))
 
 
 @on_loop
