@@ -29,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips gpu tests on a machine without a GPU or without the CUDA library."""
-    if config.getoption("--require-gpu") or not any(item.get_closest_marker("gpu") for item in items):
+    if config.getoption("--require-gpu") or not any(
+        item.get_closest_marker("gpu") for item in items
+    ):
         return
     from runtime import _native
 

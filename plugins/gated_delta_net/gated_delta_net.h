@@ -80,9 +80,9 @@ void gated_delta_net_materialize(const GatedDeltaNet& args, std::int64_t slot,
 /// on when its history is folded.
 namespace cuda {
 /// The recurrence over a row. A row starts from zeros if table[slot].kv_len is 0 (the slot's state
-/// is not read), else from S0; the slot's ring must be empty. Writes S0 once, leaves the ring alone.
-/// Enqueues on `stream`, does not synchronise. Throws std::invalid_argument for a dtype other than
-/// float32, a key_dim above 256 or a bad shape, CudaError for a refused launch.
+/// is not read), else from S0; the slot's ring must be empty. Writes S0 once, leaves the ring
+/// alone. Enqueues on `stream`, does not synchronise. Throws std::invalid_argument for a dtype
+/// other than float32, a key_dim above 256 or a bad shape, CudaError for a refused launch.
 void gated_delta_net_prefill(const GatedDeltaNet& args, Stream stream);
 
 /// The recurrence over S0, the live ring records and the row; appends the row's records after the

@@ -252,9 +252,10 @@ class OutputConfig:
 class ExecutorConfig:
     """Sizes and limits of an executor."""
 
-    def __init__(self, *, max_batch_size: int = 8, max_num_tokens: int = 512, max_prefill_chunk: int = 256, max_queue_size: int = 256, max_queued_tokens: int = 1048576, kv_page_size: int = 32, max_kv_tokens: int = 0, default_max_tokens: int = 1024, max_draft_tokens: int = 0, max_rounds_in_flight: int = 1, num_threads: int = 0, iter_stats_max_iterations: int = 1000, max_scripted_tokens: int = 0, ring_history: int = 0, max_admission_passes: int = 16) -> None:
+    def __init__(self, *, device: str = 'cpu', provider: str = '', max_batch_size: int = 8, max_num_tokens: int = 512, max_prefill_chunk: int = 256, max_queue_size: int = 256, max_queued_tokens: int = 1048576, kv_page_size: int = 32, max_kv_tokens: int = 0, default_max_tokens: int = 1024, max_draft_tokens: int = 0, max_rounds_in_flight: int = 1, num_threads: int = 0, iter_stats_max_iterations: int = 1000, max_scripted_tokens: int = 0, ring_history: int = 0, max_admission_passes: int = 16) -> None:
         """
-        max_batch_size: sequences that run at once. max_num_tokens: token budget of one step.
+        device: "cpu" or "cuda". provider: of segments, "cublaslt" or "exact" on cuda;
+        "" = the device's first. max_batch_size: sequences that run at once. max_num_tokens: token budget of one step.
         max_prefill_chunk: longest piece of one prompt in a step. max_queue_size,
         max_queued_tokens: what may wait. kv_page_size: tokens of a KV page. max_kv_tokens:
         size of the KV pool, 0 = max_batch_size * min(context, 4096). default_max_tokens: for
@@ -264,6 +265,18 @@ class ExecutorConfig:
         rule, 0 = absorb at start. max_admission_passes: requests that may pass one that does
         not fit.
         """
+
+    @property
+    def device(self) -> str: ...
+
+    @device.setter
+    def device(self, arg: str, /) -> None: ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @provider.setter
+    def provider(self, arg: str, /) -> None: ...
 
     @property
     def max_batch_size(self) -> int: ...

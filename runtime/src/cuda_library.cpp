@@ -28,8 +28,10 @@ std::unique_ptr<Device> open_cuda_device(const CudaOptions& options) {
   // Never closed: the driver does not like its users to vanish, and the code is needed to the end.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
+    // glibc keeps this text per thread.
+    const char* reason = ::dlerror();  // NOLINT(concurrency-mt-unsafe)
     throw EngineError("device cuda: found no usable " + path.string() + " (" +
-                      std::string(::dlerror()) +
+                      std::string(reason != nullptr ? reason : "no reason given") +
                       "), needed a build with nvcc; fix: CMAKE_ARGS=-DDELTAFLASH_CUDA=ON pip "
                       "install deltaflash, or use device cpu");
   }

@@ -107,7 +107,7 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
 }  // namespace
 
 Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig config)
-    : config_(config),
+    : config_(std::move(config)),
       engine_(read_engine_info(engine_dir)),
       vocabulary_(engine_dir / "vocab.bin"),
       seeds_(std::random_device{}()) {

@@ -1,6 +1,6 @@
 """What one captured round costs the host: launches, synchronisation, the gap between rounds.
 
-    PYTHONPATH=tests python tests/bench/bench_round.py [--layers 4] [--batch 1 8 32]
+    PYTHONPATH=tests python tests/bench/bench_round.py [--batch 1 8 32]
 
 Runs a random engine of the 9B shape on the CUDA backend with scripted drafts, under the CUPTI
 tracer of torch.profiler, and prints one table. Needs a GPU and torch.
@@ -41,7 +41,7 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
     )
     hooks = {"forced_tokens": list(range(1, num_tokens + 1)), "draft_script": [draft // 2]}
     requests = [
-        Request([row + 1] * 32, num_tokens, ignore_end_ids=True, **(hooks if draft else {}))
+        Request([row + 1] * 8, num_tokens, ignore_end_ids=True, **(hooks if draft else {}))
         for row in range(batch)
     ]
     run(executor, *requests)  # captures the graphs
@@ -57,11 +57,14 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
         (e for e in events if e.device_type == torch.autograd.DeviceType.CUDA),
         key=lambda e: e.time_range.start,
     )
-    graphs = sorted((e.time_range.start for e in runtime if e.name in GRAPHS))
+    graphs = sorted(e.time_range.start for e in runtime if e.name in GRAPHS)
     begin, end = graphs[len(graphs) // 4], graphs[-2]  # well inside the decode phase
     inside = [e for e in runtime if begin <= e.time_range.start < end]
     num_rounds = sum(begin <= start < end for start in graphs)
-    count = lambda names: sum(e.name in names for e in inside) / num_rounds  # noqa: E731
+
+    def per_round(names: tuple[str, ...]) -> float:
+        return sum(e.name in names for e in inside) / num_rounds
+
     kernels = [e for e in device if begin <= e.time_range.start < end]
     gaps = [
         later.time_range.start - earlier.time_range.end
@@ -70,10 +73,10 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
     ]
     return {
         "rounds": len(rounds),
-        "kernels launched": count(LAUNCHES),
-        "graphs launched": count(GRAPHS),
+        "kernels launched": per_round(LAUNCHES),
+        "graphs launched": per_round(GRAPHS),
         "copies": sum(e.name.startswith("cudaMemcpy") for e in inside) / num_rounds,
-        "event waits": count(SYNCS),
+        "event waits": per_round(SYNCS),
         "kernels run": len(kernels) / num_rounds,
         "round us": (graphs[-2] - graphs[len(graphs) // 4]) / num_rounds,
         "gap us": statistics.median(gaps) if gaps else float("nan"),
@@ -82,7 +85,9 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--vocab", type=int, default=32768)
@@ -90,7 +95,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine"
         write_random_engine(engine, {**GROUP_9B, "vocab_size": args.vocab, "eos_token_id": 0})
-        print(f"{torch.cuda.get_device_name()}, 4 layers of the 9B shape, vocab {args.vocab}; a round:")
+        print(
+            f"{torch.cuda.get_device_name()}, 4 layers of the 9B shape, vocab {args.vocab}; a round:"
+        )
         header = None
         for batch in args.batch:
             for draft in (0, 7):

@@ -1,6 +1,6 @@
 """A short session on the CUDA backend for compute-sanitizer: every op, drafts, cancels, slot reuse.
 
-    compute-sanitizer --tool memcheck python tests/contract/sanitizer_session.py
+compute-sanitizer --tool memcheck python tests/contract/sanitizer_session.py
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from conftest import DATA
+import executor_client
 from executor_client import Collector, run
 
 from build_engine.pack import PackOptions, pack
@@ -18,6 +19,7 @@ from runtime import Executor, ExecutorConfig, Request, SamplingConfig
 
 def main() -> None:
     """Runs the session; the sanitizer judges."""
+    executor_client.TIMEOUT_S = 900.0  # racecheck is two orders of magnitude slower
     with tempfile.TemporaryDirectory() as folder:
         for name in ("tiny_qwen3_5", "tiny_ratio3"):
             engine = Path(folder) / name
@@ -41,8 +43,8 @@ def main() -> None:
                 ids = [
                     collector.submit(
                         Request(
-                            [1 + index] * (1 + 23 * index),
-                            20,
+                            [1 + index] * (1 + 11 * index),
+                            12,
                             ignore_end_ids=True,
                             sampling=SamplingConfig(
                                 temperature=0.8 * (index % 2), top_k=20, top_p=0.9, seed=index
