@@ -41,7 +41,7 @@ def make_executor(engine_dir: Path) -> Iterator[Callable[..., Executor]]:
 
     made = []
 
-    def make(engine: Path = engine_dir, **config: Any) -> Executor:
+    def make(engine: Path = engine_dir, **config: int) -> Executor:
         executor = Executor(engine, ExecutorConfig(**{"num_threads": 1, **config}))
         made.append(executor)
         return executor
