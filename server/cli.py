@@ -12,7 +12,7 @@ from server.app import ExitCode
 from server.commands.generate import GenerateCommand, generate_local, generate_remote
 from server.commands.info import show_info
 from server.commands.serve import serve
-from server.config import MIB, EngineConfig, ServerConfig
+from server.config import DEVICES, MIB, EngineConfig, ServerConfig
 
 INTERRUPTED = 130
 
@@ -163,6 +163,9 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `EngineConfig`; only a local engine heeds them."""
     default = EngineConfig()
+    parser.add_argument(
+        "--device", choices=DEVICES, default=default.device, help="where it runs (%(default)s)"
+    )
     helps = {
         "max_batch_size": "requests that run at once",
         "max_queue_size": "requests that may wait beyond those",

@@ -7,6 +7,7 @@ from pathlib import Path
 MIB = 1024 * 1024
 MAX_INT32 = 2**31 - 1
 """The executor and gRPC take numbers up to this."""
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class EngineConfig:
     """How the executor runs an engine; 0 and None leave a value to the executor.
 
     Attributes:
+        device: Where the engine runs, `cpu` or `cuda`.
         max_batch_size: Requests that run at once.
         max_queue_size: Requests that may wait beyond those.
         max_num_tokens: Token budget of one step.
@@ -25,6 +27,7 @@ class EngineConfig:
         stall_s: An engine that has work and makes no progress for so long counts as lost.
     """
 
+    device: str = "cpu"
     max_batch_size: int = 8
     max_queue_size: int = 256
     max_num_tokens: int = 512
@@ -37,6 +40,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuses values out of range."""
+        if self.device not in DEVICES:
+            raise ValueError(f"device: expected one of {', '.join(DEVICES)}, got {self.device}")
         for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "default_max_tokens"):
             _require(name, getattr(self, name), 1)
         for name in ("max_queue_size", "max_draft_tokens", "num_threads"):

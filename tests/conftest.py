@@ -75,7 +75,7 @@ def make_executor(engine_dir: Path, backend: dict[str, str]) -> Iterator[Callabl
 
     made = []
 
-    def make(engine: Path = engine_dir, **config: Any) -> Executor:
+    def make(engine: Path = engine_dir, **config: int | str) -> Executor:
         executor = Executor(engine, ExecutorConfig(**{"num_threads": 1, **backend, **config}))
         made.append(executor)
         return executor

@@ -3,14 +3,15 @@
 The executor makes its eventfd readable at most once for each engine step. One callback of the event
 loop then takes the responses of all requests and hands each to its mailbox; no thread waits for a
 request, and nothing runs per token.
+
+`runtime` holds native code and is imported late: the command line and the client need none.
 """
 
 import asyncio
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from server.backend import (
     CapacityExceededError,
@@ -35,6 +36,10 @@ from server.prompt import PromptEncoder
 from server.service_context import Engine
 from server.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from runtime import Executor, Request, Response
+    from runtime.engine_directory import EngineDirectory
+
 log = logging.getLogger(__name__)
 
 MAX_END_IDS = 8
@@ -48,26 +53,25 @@ WATCH_S = 0.25
 class ExecutorBackend:
     """Drives one `runtime.Executor`; see `server.backend.Backend`."""
 
-    def __init__(self, runtime: Any, executor: Any, info: EngineInfo, stall_s: float) -> None:  # noqa: ANN401
+    def __init__(self, executor: "Executor", info: EngineInfo, stall_s: float) -> None:
         """Takes an executor that has loaded its engine.
 
         Args:
-            runtime: The module `runtime`, or one with its classes.
-            executor: Its `Executor`.
+            executor: The executor; the backend is the only reader of its responses.
             info: What is loaded.
             stall_s: No progress for so long, while there is work, means that the engine hangs.
         """
-        self._runtime = runtime
+        from runtime import FinishReason
+
         self._executor = executor
         self._info = info
         self._stall_ns = int(stall_s * 1e9)
-        reasons = runtime.FinishReason
-        self._causes: Mapping[Any, EndCause] = {
-            reasons.END_ID: EndCause.END_TOKEN,
-            reasons.STOP_WORDS: EndCause.STOP_STRING,
-            reasons.LENGTH: EndCause.LENGTH,
-            reasons.CANCELLED: EndCause.CANCELLED,
-            reasons.TIMED_OUT: EndCause.TIMED_OUT,
+        self._causes: Mapping[FinishReason, EndCause] = {
+            FinishReason.END_ID: EndCause.END_TOKEN,
+            FinishReason.STOP_WORDS: EndCause.STOP_STRING,
+            FinishReason.LENGTH: EndCause.LENGTH,
+            FinishReason.CANCELLED: EndCause.CANCELLED,
+            FinishReason.TIMED_OUT: EndCause.TIMED_OUT,
         }
         self._mailboxes: dict[int, Mailbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -101,14 +105,15 @@ class ExecutorBackend:
             CapacityExceededError: The request needs more KV cache than there is.
             EngineLostError: The engine is gone.
         """
+        import runtime
+
         if self._lost_cause is not None:
             raise EngineLostError(self._lost_cause)
         needed = len(request.prompt_ids) + request.max_tokens
         if needed > self._info.kv_capacity_tokens:
             raise CapacityExceededError(needed, self._info.kv_capacity_tokens)
-        runtime = self._runtime
         try:
-            executor_id: int = self._executor.enqueue_request(self._native(request))
+            executor_id = self._executor.enqueue_request(self._native(request))
         except runtime.CapacityError as error:
             raise QueueFullError(self.load().num_queued, self._info.max_queued) from error
         except (runtime.EngineLost, runtime.CudaError) as error:
@@ -126,9 +131,11 @@ class ExecutorBackend:
         Raises:
             EngineLostError: The engine is gone.
         """
+        import runtime
+
         try:
             report = self._executor.load()
-        except (self._runtime.EngineLost, self._runtime.CudaError) as error:
+        except (runtime.EngineLost, runtime.CudaError) as error:
             raise EngineLostError(str(error)) from error
         return Load(
             num_running=report.num_running,
@@ -157,8 +164,10 @@ class ExecutorBackend:
             self._loop.call_soon_threadsafe(self._unbind)
         self._executor.shutdown()
 
-    def _native(self, request: GenerationRequest) -> Any:  # noqa: ANN401
-        runtime, sampling = self._runtime, request.sampling
+    def _native(self, request: GenerationRequest) -> "Request":
+        import runtime
+
+        sampling = request.sampling
         end_ids: list[int] | None = None
         if request.stop_token_ids:
             own = () if request.ignore_end_tokens else self._info.end_token_ids
@@ -184,10 +193,12 @@ class ExecutorBackend:
 
     def _deliver(self) -> None:
         """Hands over all that an engine step brought."""
+        import runtime
+
         lost: str | None = None
         try:
             responses = self._executor.take_responses()
-        except (self._runtime.EngineLost, self._runtime.CudaError) as error:
+        except (runtime.EngineLost, runtime.CudaError) as error:
             self._lose(str(error))
             return
         for response in responses:
@@ -203,7 +214,7 @@ class ExecutorBackend:
         if lost is not None:
             self._lose(lost)
 
-    def _event(self, response: Any) -> TokenEvent:  # noqa: ANN401
+    def _event(self, response: "Response") -> TokenEvent:
         finished: Finished | None = None
         if response.is_final:
             stats = response.stats
@@ -227,7 +238,7 @@ class ExecutorBackend:
     def _check_alive(self) -> None:
         """Looks for an engine that died idle or hangs; the executor signals neither."""
         assert self._loop is not None  # noqa: S101 set by start
-        error: str | None = self._executor.engine_error()
+        error = self._executor.engine_error()
         if error is not None:
             self._deliver()
             self._lose(error)
@@ -276,13 +287,15 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
         EngineRefusedError: It cannot be served, in one line.
         EngineConfigError: The configuration cannot work.
     """
-    runtime: Any = import_runtime("runtime")
     directory = open_directory(engine_dir)
+    import runtime
+
     try:
         tokenizer, template = load_prompt_parts(directory)
     except ValueError as error:
         raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
     executor_config = runtime.ExecutorConfig(
+        device=config.device,
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
         max_prefill_chunk=config.max_prefill_chunk,
@@ -293,17 +306,19 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
         num_threads=config.num_threads,
     )
     try:
-        executor = runtime.Executor(str(engine_dir), executor_config)
+        executor = runtime.Executor(engine_dir, executor_config)
     except (runtime.EngineError, runtime.CudaError) as error:
         raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
     except ValueError as error:
         raise EngineConfigError(one_line(str(error))) from error
     info = describe_engine(directory, executor, config)
-    backend = ExecutorBackend(runtime, executor, info, config.stall_s)
+    backend = ExecutorBackend(executor, info, config.stall_s)
     return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads))
 
 
-def open_directory(engine_dir: Path, verify: str = "digest") -> Any:  # noqa: ANN401
+def open_directory(
+    engine_dir: Path, verify: Literal["digest", "size"] = "digest"
+) -> "EngineDirectory":
     """Opens and verifies an engine directory; loads nothing to a device.
 
     Args:
@@ -311,48 +326,41 @@ def open_directory(engine_dir: Path, verify: str = "digest") -> Any:  # noqa: AN
         verify: "digest" reads and hashes every file, "size" only compares lengths.
 
     Raises:
-        EngineRefusedError: It does not pass its checks, in one line.
-    """
-    runtime: Any = import_runtime("runtime")
-    module: Any = import_runtime("runtime.engine_directory")
-    try:
-        return module.open_engine(engine_dir, verify)
-    except (runtime.EngineError, OSError) as error:
-        raise EngineRefusedError(one_line(str(error))) from error
-
-
-def import_runtime(name: str) -> Any:  # noqa: ANN401
-    """Imports the executor's package, which holds native code and comes late for that reason.
-
-    Raises:
-        EngineRefusedError: It is not built.
+        EngineRefusedError: It does not pass its checks, or `runtime` is not built; in one line.
     """
     try:
-        return importlib.import_module(name)
+        from runtime import EngineError
+        from runtime.engine_directory import open_engine
     except ImportError as error:
         raise EngineRefusedError(
             one_line(
-                f"found no usable {name} ({error}); needed: its native module; "
+                f"found no usable runtime ({error}); needed: its native module; "
                 "fix: pip install --no-build-isolation -e '.[dev]'"
             )
         ) from error
+    try:
+        return open_engine(engine_dir, verify)
+    except (EngineError, OSError) as error:
+        raise EngineRefusedError(one_line(str(error))) from error
 
 
-def load_prompt_parts(directory: Any) -> tuple[Tokenizer, ChatTemplate | None]:  # noqa: ANN401
+def load_prompt_parts(directory: "EngineDirectory") -> tuple[Tokenizer, ChatTemplate | None]:
     """Returns the tokenizer and the chat template of an engine directory, None for no template.
 
     Raises:
         ValueError: One of them is broken.
     """
     tokenizer = Tokenizer.from_file(directory.tokenizer_path)
-    source: str | None = directory.chat_template
+    source = directory.chat_template
     return tokenizer, None if source is None else ChatTemplate(source, tokenizer)
 
 
-def describe_engine(directory: Any, executor: Any, config: EngineConfig) -> EngineInfo:  # noqa: ANN401
+def describe_engine(
+    directory: "EngineDirectory", executor: "Executor", config: EngineConfig
+) -> EngineInfo:
     """Returns what is loaded, from the directory's manifest and the executor."""
     engine, report = executor.engine, executor.load()
-    model: Mapping[str, Any] = directory.model_config
+    model = directory.model_config
     placeholders = (model.get("image_token_id"), model.get("video_token_id"))
     # Two blocks beyond prompt and answer are reserved with them.
     reserve = 2 * (config.max_draft_tokens + 1)

@@ -3,11 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.app import ExitCode
 from server.backend import EngineRefusedError
 from server.backends.executor import open_directory, precision_of
+
+if TYPE_CHECKING:
+    from runtime.engine_directory import EngineDirectory
 
 
 def show_info(engine_dir: Path, *, as_json: bool) -> ExitCode:
@@ -21,8 +24,8 @@ def show_info(engine_dir: Path, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def engine_facts(directory: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Returns what there is to know of a verified `runtime.engine_directory.EngineDirectory`."""
+def engine_facts(directory: "EngineDirectory") -> dict[str, Any]:
+    """Returns what there is to know of a verified engine directory."""
     manifest = directory.manifest
     program = directory.program.config
     num_bytes = sum(entry.bytes for entry in manifest.files.values())

@@ -322,7 +322,7 @@ def chosen_events(out: Path, *, exchange: bool) -> dict[int, str]:
     with events(lambda number, name: names.append(name), exchange=exchange):
         pack_into(TINY, out, force=True)
     writes = [number for number, name in enumerate(names) if name == "write"]
-    drawn = random.Random(7).sample(writes, 4)  # noqa: S311 - no keys are made of it
+    drawn = random.Random(7).sample(writes, 4)
     return {n: name for n, name in enumerate(names) if name != "write" or n in drawn}
 
 
@@ -382,7 +382,7 @@ class TestKilled:
         assert seen == (want if exchange else want | {"absent"})
 
     def test_at_random_times(self, engines: dict[str, Path], tmp_path: Path) -> None:
-        rng = random.Random(20261130)  # noqa: S311 - times of death, not keys
+        rng = random.Random(20261130)
         whole = contents(engines["new"])
         out = tmp_path / "out"
         for _ in range(12):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from conftest import DATA
@@ -42,7 +42,7 @@ def scripted(make_executor: Callable[..., Executor]) -> Executor:
     return make_executor(max_draft_tokens=MAX_DRAFT, max_scripted_tokens=512)
 
 
-def say(executor: Executor, ids: list[int], **keywords: Any) -> Collected:
+def say(executor: Executor, ids: list[int], **keywords: object) -> Collected:
     """What comes back when the model says `ids`."""
     keywords.setdefault("max_tokens", len(ids))
     (result,) = run(executor, Request([1, 2, 3], forced_tokens=ids, **keywords))

@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,6 @@ from runtime import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from runtime import Executor
 
@@ -99,7 +99,8 @@ def test_full_queue_refuses_at_once(make_executor: Callable[..., Executor]) -> N
     """Known bug Q3: the excess is refused in 50 ms, what was accepted runs."""
     executor = make_executor(max_batch_size=2, max_queue_size=3)
     collector = Collector(executor)
-    accepted = refused = 0
+    accepted = 0
+    refusals: list[str] = []
     slowest_s = 0.0
     for _ in range(50):
         begin = time.monotonic()
@@ -107,12 +108,12 @@ def test_full_queue_refuses_at_once(make_executor: Callable[..., Executor]) -> N
             collector.submit(Request([1, 2], 200, ignore_end_ids=True))
             accepted += 1
         except CapacityError as error:
-            assert "queue is full" in str(error)
-            refused += 1
+            refusals.append(str(error))
         slowest_s = max(slowest_s, time.monotonic() - begin)
     assert accepted >= 5
-    assert accepted + refused == 50
-    assert refused > 0
+    assert accepted + len(refusals) == 50
+    assert refusals
+    assert all("queue is full" in refusal for refusal in refusals)
     assert slowest_s < 0.05
     collector.finish()
     assert all(r.num_completion_tokens == 200 for r in collector.results.values())
@@ -122,9 +123,13 @@ def test_queued_tokens_are_bounded(make_executor: Callable[..., Executor]) -> No
     executor = make_executor(max_batch_size=1, max_queued_tokens=1000)
     collector = Collector(executor)
     collector.submit(Request([1], 2000, ignore_end_ids=True))
-    with pytest.raises(CapacityError, match="prompt tokens wait"):
+
+    def submit_many() -> None:
         for _ in range(20):
             collector.submit(Request([1] * 300, 1, ignore_end_ids=True))
+
+    with pytest.raises(CapacityError, match="prompt tokens wait"):
+        submit_many()
     executor.cancel_request(1)
     collector.finish()
     assert executor.load().num_queued_tokens == 0
@@ -259,7 +264,7 @@ def test_memory_is_flat_over_many_requests(make_executor: Callable[..., Executor
     executor = make_executor(max_batch_size=8)
 
     def resident_bytes() -> int:
-        pages = int(open("/proc/self/statm").read().split()[1])
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def burst() -> None:

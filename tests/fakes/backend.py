@@ -49,7 +49,7 @@ class Script:
     end_token_id: int | None = None
     stop_string: str | None = None
     hang_after: int | None = None
-    throw_after: int | None = None
+    throw_after: int | None = None  # once `FakeBackend.may_throw` is set
 
 
 class FakeBackend:
@@ -58,6 +58,8 @@ class FakeBackend:
     def __init__(self, script: Script | None = None, info: EngineInfo = INFO) -> None:
         self.script = script or Script()
         self.warmup_script = Script()
+        # A loss overtakes what no client has read yet; the test sets this when it has read enough.
+        self.may_throw = asyncio.Event()
         self.info = info
         self.requests: list[GenerationRequest] = []
         self.num_cancelled = 0
@@ -147,6 +149,7 @@ class FakeBackend:
             stats = replace(stats, first_scheduled_ns=time.monotonic_ns())
             for text in script.deltas[: request.max_tokens]:
                 if script.throw_after == num_tokens:
+                    await self.may_throw.wait()
                     self.lose("the script threw")
                     return
                 if script.hang_after == num_tokens:

@@ -1,59 +1,11 @@
-"""The face of `runtime` over a thread that follows orders, with a real eventfd."""
+"""The executor of `runtime` as a thread that follows orders, with a real eventfd."""
 
 import contextlib
-import enum
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
-
-class CapacityError(RuntimeError):
-    pass
-
-
-class EngineError(RuntimeError):
-    pass
-
-
-class CudaError(RuntimeError):
-    pass
-
-
-class EngineLost(RuntimeError):  # noqa: N818 the executor's name
-    pass
-
-
-class FinishReason(enum.Enum):
-    NOT_FINISHED = 0
-    END_ID = 1
-    LENGTH = 2
-    STOP_WORDS = 3
-    CANCELLED = 4
-    TIMED_OUT = 5
-
-
-@dataclass
-class SamplingConfig:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-
-
-@dataclass
-class Request:
-    input_token_ids: list[int]
-    max_tokens: int | None = None
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    end_ids: list[int] | None = None
-    ignore_end_ids: bool = False
-    stop_strings: list[str] = field(default_factory=list)
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    allotted_time_ms: int | None = None
-    client_id: str = ""
+from runtime import FinishReason, IterationStats, Request
 
 
 @dataclass
@@ -149,7 +101,7 @@ class Executor:
     def engine_error(self) -> str | None:
         return self.error
 
-    def get_latest_iteration_stats(self) -> list[Any]:
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
         return []
 
     def shutdown(self) -> None:

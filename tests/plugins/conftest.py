@@ -8,5 +8,5 @@ import pytest
 def rng() -> np.random.Generator:
     """Fresh inputs at every run; pytest shows the seed where a test fails."""
     seed = secrets.randbits(32)
-    print(f"seed {seed}")  # noqa: T201
+    print(f"seed {seed}")
     return np.random.default_rng(seed)

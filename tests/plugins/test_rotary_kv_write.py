@@ -22,7 +22,7 @@ Axes = Callable[[int, tuple[int, int, int]], np.ndarray]
 class Case:
     """Four slots with histories; a batch of rows of slots 2, padded, 0 and 3."""
 
-    def __init__(  # noqa: PLR0913 - a shape
+    def __init__(
         self,
         rng: np.random.Generator,
         num_heads: int,

@@ -28,7 +28,7 @@ def commit_prefill(slot: Slot, row_len: int, emitted: list[int], finish_reason: 
         slot.finish_reason = finish_reason
 
 
-def commit_verify(  # noqa: PLR0913 - the op's own arguments
+def commit_verify(
     slot: Slot,
     row_len: int,
     emitted: list[int],

@@ -9,7 +9,7 @@ class PagedCache:
     `num_spare` pages belong to no slot and must stay NaN for ever.
     """
 
-    def __init__(  # noqa: PLR0913 - the shape of a cache
+    def __init__(
         self,
         rng: np.random.Generator,
         *,

@@ -90,7 +90,7 @@ def causal_conv(x: Array, weight: Array, history: Array) -> tuple[Array, Array]:
     return silu(np.asarray(out)), rows[num_tokens:]
 
 
-def gated_delta_rule(  # noqa: PLR0913
+def gated_delta_rule(
     q: Array, k: Array, v: Array, beta: Array, g: Array, state: Array
 ) -> tuple[Array, Array]:
     """The recurrence of a GDN layer (arXiv:2412.06464, eq. 10), token by token.

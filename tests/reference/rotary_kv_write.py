@@ -51,7 +51,7 @@ def project_heads(
     return q_gate[..., :head_dim], q_gate[..., head_dim:], k, v
 
 
-def norm_rotate(  # noqa: PLR0913 - the op's own arguments
+def norm_rotate(
     x: np.ndarray,
     weight: np.ndarray,
     positions: np.ndarray,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def scripted_draft(  # noqa: PLR0913 - the op's own arguments
+def scripted_draft(
     forced: Sequence[int],
     script: Sequence[int],
     *,

@@ -66,7 +66,7 @@ TABLE = [
 
 @both_clients
 @pytest.mark.parametrize(("first", "policy", "num_calls", "answered"), TABLE)
-def test_what_is_sent_again(  # noqa: PLR0913
+def test_what_is_sent_again(
     script: Script, ask: Ask, first: Answer, policy: RetryPolicy, num_calls: int, answered: bool
 ) -> None:
     script.answers = [first, good]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ from server.logs import JsonFormatter
 from server.service_context import Engine
 
 HELLO = GenerateCommand("hi", SamplingOptions(), StoppingOptions(max_tokens=5), show_stats=True)
+
+
+@pytest.fixture(autouse=True)
+def root_logging() -> Iterator[None]:
+    """A command sends all records to the stderr of its test; later tests have another."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def test_options_reach_the_configurations() -> None:

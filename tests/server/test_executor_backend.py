@@ -1,24 +1,27 @@
 """The backend over the executor's Python face: hand-over, cancelling, and a lost engine."""
 
 import asyncio
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from fakes import runtime
 from fakes.app import on_loop
 from fakes.backend import INFO
-from fakes.runtime import Executor, FinishReason, Response
+from fakes.runtime import Executor, LoadReport, Response
 
+from runtime import CapacityError, CudaError, EngineLost, FinishReason
 from server.backend import (
     CapacityExceededError,
     EndCause,
     EngineLostError,
+    EngineRefusedError,
     GenerationRequest,
     QueueFullError,
     RequestRefusedError,
     Sampling,
 )
-from server.backends.executor import ExecutorBackend
+from server.backends.executor import ExecutorBackend, open_directory
 
 REQUEST = GenerationRequest(request_id="mine", prompt_ids=(1, 2), max_tokens=8)
 
@@ -28,7 +31,7 @@ class Bound:
 
     def __init__(self, stall_s: float = 60) -> None:
         self.executor = Executor()
-        self.backend = ExecutorBackend(runtime, self.executor, INFO, stall_s)
+        self.backend = ExecutorBackend(self.executor, INFO, stall_s)
         self.lost: list[str] = []
         self.backend.start(self.lost.append)
 
@@ -141,10 +144,10 @@ async def test_reader_that_leaves_cancels_and_the_table_empties() -> None:
 @pytest.mark.parametrize(
     ("refusal", "error"),
     [
-        (runtime.CapacityError("full"), QueueFullError),
+        (CapacityError("full"), QueueFullError),
         (ValueError("end_ids: no"), RequestRefusedError),
-        (runtime.EngineLost("gone"), EngineLostError),
-        (runtime.CudaError("gone"), EngineLostError),
+        (EngineLost("gone"), EngineLostError),
+        (CudaError("gone"), EngineLostError),
     ],
 )
 @on_loop
@@ -177,9 +180,9 @@ async def test_lost_engine_fails_every_stream_once(way: str) -> None:
         case "dead while idle":
             bound.executor.error = "boom"
         case "hang":
-            bound.executor.report = runtime.LoadReport(silence_ns=700_000_000)
+            bound.executor.report = LoadReport(silence_ns=700_000_000)
         case _:
-            bound.executor.failure = runtime.CudaError("boom")
+            bound.executor.failure = CudaError("boom")
             bound.executor.step()
     for generation in generations:
         with pytest.raises(EngineLostError):
@@ -199,3 +202,12 @@ async def test_close_unbinds_and_shuts_down() -> None:
     await asyncio.sleep(0.01)
     assert bound.executor.stopped
     assert not asyncio.get_running_loop().remove_reader(bound.executor.response_fd)
+
+
+def test_runtime_that_is_not_built_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "runtime", None)
+    with pytest.raises(EngineRefusedError, match="found no usable runtime") as caught:
+        open_directory(tmp_path)
+    assert "\n" not in str(caught.value)
