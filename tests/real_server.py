@@ -215,5 +215,5 @@ async def failure(answer: Awaitable[Completion]) -> DeltaFlashError:
 def fresh_random() -> random.Random:
     """A generator with a new seed; pytest shows what was printed when the test fails."""
     seed = random.SystemRandom().getrandbits(32)
-    print("seed", seed)  # noqa: T201
-    return random.Random(seed)  # noqa: S311
+    print("seed", seed)
+    return random.Random(seed)

@@ -9,6 +9,7 @@ tracer of torch.profiler, and prints one table. Needs a GPU and torch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from pathlib import Path
@@ -68,7 +69,7 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
     kernels = [e for e in device if begin <= e.time_range.start < end]
     gaps = [
         later.time_range.start - earlier.time_range.end
-        for earlier, later in zip(kernels, kernels[1:], strict=False)
+        for earlier, later in itertools.pairwise(kernels)
         if "round_metadata" in later.name
     ]
     return {
@@ -95,9 +96,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine"
         write_random_engine(engine, {**GROUP_9B, "vocab_size": args.vocab, "eos_token_id": 0})
-        print(
-            f"{torch.cuda.get_device_name()}, 4 layers of the 9B shape, vocab {args.vocab}; a round:"
-        )
+        device = torch.cuda.get_device_name()
+        print(f"{device}, 4 layers of the 9B shape, vocab {args.vocab}; a round:")
         header = None
         for batch in args.batch:
             for draft in (0, 7):

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import DATA
 import executor_client
+from conftest import DATA
 from executor_client import Collector, run
 
 from build_engine.pack import PackOptions, pack
