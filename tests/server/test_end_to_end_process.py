@@ -220,11 +220,13 @@ def test_engine_that_cannot_be_served(
     engine = tmp_path / "engine"
     shutil.copytree(engine_dir, engine)
     spoil(engine)
-    for words in (
+    commands = [
         ("serve", str(engine), "--port", "0"),
         ("info", str(engine)),
         ("generate", str(engine), "--prompt", "hi"),
-    ):
+    ]
+    # All of them for the fault that only digests show.
+    for words in commands if spoil is damage else commands[:1]:
         ran = run(*words)
         assert ran.returncode == 3, ran
         assert not ran.stdout
@@ -251,10 +253,11 @@ def test_option_that_the_engine_refuses_is_a_usage_error(
     engine_dir: Path, words: list[str], named: str
 ) -> None:
     """The engine is fine, so no repacking helps: exit code 2, as for any option out of range."""
-    for command in (
+    commands = [
         ["serve", str(engine_dir), "--port", "0"],
         ["generate", str(engine_dir), "--prompt", "x"],
-    ):
+    ]
+    for command in commands if named == "max_draft_tokens" else commands[:1]:
         ran = run(*command, *words)
         assert ran.returncode == 2, ran
         assert named in ran.stderr.splitlines()[-1]

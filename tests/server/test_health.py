@@ -74,7 +74,7 @@ async def test_drain_call_turns_health_off_and_finishes_what_runs() -> None:
         assert load.load.draining
 
 
-@pytest.mark.parametrize("script", [Script(throw_after=2), Script(hang_after=2)])
+@pytest.mark.parametrize("script", [Script(throw_after=2, step_s=0.1), Script(hang_after=2)])
 @on_loop
 async def test_lost_engine_ends_streams_health_and_process(script: Script) -> None:
     async with serving(FakeBackend(script)) as served:
