@@ -332,13 +332,7 @@ void Executor::run() {
       take_inbox();
       end_overdue();
       admit();
-      in_flight_.emplace_back();
-      launch(scheduler_->plan_prefill());
-      launch(scheduler_->plan_verify());
-      const bool launched = !in_flight_.back().empty();
-      if (!launched) {
-        in_flight_.pop_back();
-      }
+      const bool launched = launch(scheduler_->plan());
       const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
       while (in_flight_.size() > (launched ? allowed : 0)) {
         read_oldest();
@@ -406,20 +400,23 @@ void Executor::admit() {
   }
 }
 
-void Executor::launch(ScheduledStep step) {
-  if (step.rows.empty()) {
-    return;
-  }
-  runner_->launch(step.plan);
-  for (std::size_t row = 0; row < step.rows.size(); ++row) {
-    if (step.plan.prefill) {
-      ++step.rows[row]->stats.num_prefill_chunks;
-      current_.num_context_tokens += step.plan.rows[row].num_tokens;
-    } else {
-      ++current_.num_generation_rows;
+bool Executor::launch(std::vector<ScheduledStep> steps) {
+  for (const ScheduledStep& step : steps) {
+    runner_->launch(step.plan);
+    for (std::size_t row = 0; row < step.rows.size(); ++row) {
+      if (step.plan.prefill) {
+        ++step.rows[row]->stats.num_prefill_chunks;
+        current_.num_context_tokens += step.plan.rows[row].num_tokens;
+      } else {
+        ++current_.num_generation_rows;
+      }
     }
   }
-  in_flight_.back().push_back(std::move(step));
+  if (steps.empty()) {
+    return false;
+  }
+  in_flight_.push_back(std::move(steps));
+  return true;
 }
 
 void Executor::read_oldest() {

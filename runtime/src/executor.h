@@ -84,7 +84,7 @@ class Executor {
   void take_inbox();
   void end_overdue();
   void admit();
-  void launch(ScheduledStep step);
+  bool launch(std::vector<ScheduledStep> steps);
   void read_oldest();
   void take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
                 const StepResult& result, bool prefill);
