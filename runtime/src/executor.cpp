@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +14,9 @@ namespace {
 
 /// Verify kernels take rows of up to 16 tokens.
 constexpr std::int32_t kMaxDraftTokens = 15;
+constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
+constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -56,6 +59,11 @@ void check_config(const ExecutorConfig& config) {
     refuse("ring_history", std::to_string(config.ring_history),
            "0 or at least max_draft_tokens + 1 = " + std::to_string(row));
   }
+  if (const std::int64_t most = std::int64_t{config.kv_page_size} * kMaxPages;
+      config.max_kv_tokens > most) {
+    refuse("max_kv_tokens", std::to_string(config.max_kv_tokens),
+           "at most " + std::to_string(most) + ", 2^31 - 1 pages");
+  }
   // Prefill must go on while every slot decodes.
   const std::int64_t least = config.max_batch_size * row +
                              std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
@@ -86,7 +94,7 @@ std::optional<std::int64_t> allotted_ns(const Request& request) {
   if (!request.allotted_time_ms) {
     return std::nullopt;
   }
-  return *request.allotted_time_ms * 1'000'000;
+  return std::min(*request.allotted_time_ms, kLongestTimeMs) * 1'000'000;
 }
 
 SlotState slot_state(const Sequence& sequence, const Request& request) {
