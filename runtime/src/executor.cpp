@@ -267,12 +267,14 @@ RequestId Executor::enqueue_request(Request request) {
   }
   sequence->id = ++last_id_;
   sequence->seed = sequence->request.sampling.seed.value_or(seeds_());
-  ++num_live_;
+  inbox_.push_back(sequence);
+  if (num_live_++ == 0) {
+    last_progress_ns_ = now_ns();  // an idle time is no silence
+  }
   num_waiting_tokens_ += num_tokens;
   if (oldest_arrival_ns_ == 0) {
     oldest_arrival_ns_ = sequence->stats.arrival_ns;
   }
-  inbox_.push_back(sequence);
   work_.notify_one();
   return sequence->id;
 }
@@ -360,7 +362,6 @@ bool Executor::wait_for_work() {
   std::unique_lock lock(mutex_);
   if (live_.empty() && in_flight_.empty()) {
     work_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !cancels_.empty(); });
-    last_progress_ns_ = now_ns();
   }
   return !stopping_;
 }
