@@ -219,6 +219,10 @@ void Executor::check(const Request& request) const {
     refuse("forced_tokens, draft_script", std::to_string(std::max(num_forced, num_script)),
            "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
   }
+  if (request.fail_after_tokens < 0 || request.fail_after_tokens > config_.max_scripted_tokens) {
+    refuse("fail_after_tokens", std::to_string(request.fail_after_tokens),
+           "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
+  }
   for (const TokenId id : request.forced_tokens) {
     if (id < 0 || id >= engine_.vocab_size) {
       refuse("forced_tokens", "id " + std::to_string(id),
@@ -334,28 +338,35 @@ void Executor::shutdown() {
 }
 
 void Executor::run() {
-  std::string error;
+  std::optional<std::string> error;
   try {
     while (wait_for_work()) {
-      const std::int64_t begin = now_ns();
-      current_ = {};
-      take_inbox();
-      end_overdue();
-      admit();
-      const bool launched = launch(scheduler_->plan());
-      const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
-      while (in_flight_.size() > (launched ? allowed : 0)) {
-        read_oldest();
-      }
-      current_.timestamp_ns = now_ns();
-      current_.latency_ns = current_.timestamp_ns - begin;
-      report();
-      responses_.publish();
+      iterate();
     }
+    cancel_all();
   } catch (const std::exception& caught) {
     error = caught.what();
+  } catch (...) {
+    error = "an exception of unknown type";
   }
-  fail_all(error);
+  end(error);
+}
+
+void Executor::iterate() {
+  const std::int64_t begin = now_ns();
+  current_ = {};
+  take_inbox();
+  end_overdue();
+  admit();
+  const bool launched = launch(scheduler_->plan());
+  const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
+  while (in_flight_.size() > (launched ? allowed : 0)) {
+    read_oldest();
+  }
+  current_.timestamp_ns = now_ns();
+  current_.latency_ns = current_.timestamp_ns - begin;
+  report();
+  responses_.publish();
 }
 
 bool Executor::wait_for_work() {
@@ -395,6 +406,13 @@ void Executor::end_overdue() {
   }
   for (const SequencePtr& sequence : overdue) {
     finish(sequence, FinishReason::kTimedOut, {});
+  }
+}
+
+void Executor::cancel_all() {
+  take_inbox();
+  while (!live_.empty()) {
+    finish(SequencePtr(live_.begin()->second), FinishReason::kCancelled, {});
   }
 }
 
@@ -492,6 +510,10 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   sequence->num_emitted += num_kept;
   current_.num_emitted_tokens += num_kept;
+  if (const std::int32_t fail_at = sequence->request.fail_after_tokens;
+      fail_at > 0 && sequence->num_emitted >= fail_at) {
+    throw std::runtime_error("request " + std::to_string(sequence->id) + " made the loop fail");
+  }
   if (!prefill) {
     const std::int64_t accepted = std::min<std::int64_t>(result.num_accepted[index], num_kept);
     ++request_stats.num_steps;
@@ -544,12 +566,10 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   responses_.push(std::move(response));
 }
 
-void Executor::fail_all(const std::string& error) {
+void Executor::end(const std::optional<std::string>& error) {
   const std::lock_guard lock(mutex_);
   ended_ = true;
-  if (!error.empty()) {
-    engine_error_ = error;
-  }
+  engine_error_ = error;
   const auto fail = [&](const Sequence& sequence) {
     Response response;
     response.request_id = sequence.id;
@@ -558,7 +578,7 @@ void Executor::fail_all(const std::string& error) {
     response.num_prompt_tokens = sequence.num_prompt_tokens();
     response.num_completion_tokens = sequence.num_emitted;
     response.stats = sequence.stats;
-    response.error = engine_error_;
+    response.error = error;
     responses_.push(std::move(response));
   };
   for (const auto& [id, sequence] : live_) {
@@ -574,6 +594,8 @@ void Executor::fail_all(const std::string& error) {
   num_waiting_tokens_ = 0;
   oldest_arrival_ns_ = 0;
   load_.num_running = 0;
+  load_.slots_used = 0;
+  load_.pages_used = 0;
   responses_.publish();
   responses_.close();
 }
@@ -591,7 +613,9 @@ void Executor::report() {
   } else if (!inbox_.empty()) {
     oldest_arrival_ns_ = inbox_.front()->stats.arrival_ns;
   }
-  if (current_.num_context_tokens + current_.num_generation_rows + current_.num_completed == 0) {
+  if (current_.num_context_tokens + current_.num_generation_rows + current_.num_emitted_tokens +
+          current_.num_completed ==
+      0) {
     return;  // woken for nothing, such as the cancel of an unknown id
   }
   current_.iteration = num_iterations_++;
