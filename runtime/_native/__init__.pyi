@@ -371,12 +371,12 @@ class ExecutorConfig:
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = []) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], fail_after_tokens: int = 0) -> None:
         """
         max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the
-        engine's. allotted_time_ms: from enqueue. forced_tokens and draft_script are test
-        hooks: what the target says in place of its own choice, and how many drafts of it are
-        right in each round.
+        engine's. allotted_time_ms: from enqueue. The last three are test hooks: what the
+        target says in place of its own choice, how many drafts of it are right in each
+        round, and after how many tokens of this request the loop fails.
         """
 
     @property
@@ -456,6 +456,12 @@ class Request:
 
     @draft_script.setter
     def draft_script(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def fail_after_tokens(self) -> int: ...
+
+    @fail_after_tokens.setter
+    def fail_after_tokens(self, arg: int, /) -> None: ...
 
 class RequestStats:
     """Steady-clock times (ns) and counts of one request."""

@@ -148,7 +148,7 @@ void bind_request(nb::module_& module) {
              bool ignore_end_ids, std::vector<std::string> stop_strings, bool include_stop,
              bool skip_special_tokens, std::optional<std::int64_t> allotted_time_ms,
              std::string client_id, std::vector<TokenId> forced_tokens,
-             std::vector<std::int32_t> draft_script) {
+             std::vector<std::int32_t> draft_script, std::int32_t fail_after_tokens) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
                                sampling,
@@ -161,7 +161,8 @@ void bind_request(nb::module_& module) {
                                allotted_time_ms,
                                std::move(client_id),
                                std::move(forced_tokens),
-                               std::move(draft_script)};
+                               std::move(draft_script),
+                               fail_after_tokens};
           },
           "input_token_ids"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
           "sampling"_a = SamplingConfig{}, "output"_a = OutputConfig{}, "end_ids"_a = nb::none(),
@@ -169,11 +170,11 @@ void bind_request(nb::module_& module) {
           "include_stop"_a = false, "skip_special_tokens"_a = true,
           "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
-          "draft_script"_a = std::vector<std::int32_t>{},
+          "draft_script"_a = std::vector<std::int32_t>{}, "fail_after_tokens"_a = 0,
           "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the\n"
-          "engine's. allotted_time_ms: from enqueue. forced_tokens and draft_script are test\n"
-          "hooks: what the target says in place of its own choice, and how many drafts of it are\n"
-          "right in each round.")
+          "engine's. allotted_time_ms: from enqueue. The last three are test hooks: what the\n"
+          "target says in place of its own choice, how many drafts of it are right in each\n"
+          "round, and after how many tokens of this request the loop fails.")
       .def_rw("input_token_ids", &Request::input_token_ids)
       .def_rw("max_tokens", &Request::max_tokens)
       .def_rw("sampling", &Request::sampling)
@@ -186,7 +187,8 @@ void bind_request(nb::module_& module) {
       .def_rw("allotted_time_ms", &Request::allotted_time_ms)
       .def_rw("client_id", &Request::client_id)
       .def_rw("forced_tokens", &Request::forced_tokens)
-      .def_rw("draft_script", &Request::draft_script);
+      .def_rw("draft_script", &Request::draft_script)
+      .def_rw("fail_after_tokens", &Request::fail_after_tokens);
 }
 
 void bind_reports(nb::module_& module) {

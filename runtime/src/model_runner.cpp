@@ -123,12 +123,13 @@ void ModelRunner::load_weights(const Program& program) {
                         std::to_string(spec.in_dim) + "]");
     }
     used.insert(spec.weight);
-    memory_.segments.emplace(name,
-                             device_->provider().make_linear({.name = name,
-                                                              .weight = found->second.data,
-                                                              .weight_dtype = found->second.dtype,
-                                                              .in_dim = spec.in_dim,
-                                                              .out_dim = spec.out_dim}));
+    const LinearSegment linear{.name = name,
+                               .weight = found->second.data,
+                               .weight_dtype = found->second.dtype,
+                               .in_dim = spec.in_dim,
+                               .out_dim = spec.out_dim};
+    memory_.segments.emplace(
+        name, LinearPart{device_->provider().make_linear(linear), spec.in_dim, spec.out_dim});
   }
   for (const auto& [name, weight] : memory_.weights) {
     if (!used.contains(name)) {

@@ -108,9 +108,9 @@ Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
   if (found == memory.segments.end()) {
     bind.fail("is not among the program's segments");
   }
-  Segment* segment = found->second.get();
-  const Buffer& x = bind.buffer("x", 1);
-  const Buffer& out = bind.buffer("out", 1);
+  Segment* segment = found->second.segment.get();
+  const Buffer& x = bind.buffer("x", found->second.in_dim);
+  const Buffer& out = bind.buffer("out", found->second.out_dim);
   return [segment, x, out](const StepShape& shape, Stream stream) {
     const std::array<const void*, 1> inputs{x.data};
     const std::array<void*, 1> outputs{out.data};

@@ -66,12 +66,19 @@ struct Weight {
   std::vector<std::int64_t> shape;
 };
 
+/// A segment and the widths of its buffers' rows.
+struct LinearPart {
+  std::unique_ptr<Segment> segment;
+  std::int64_t in_dim;
+  std::int64_t out_dim;
+};
+
 /// Everything an op may be bound to. Outlives the operators.
 struct ModelMemory {
   ModelConfig config;
   std::map<std::string, Buffer> buffers;
   std::map<std::string, Weight> weights;
-  std::map<std::string, std::unique_ptr<Segment>> segments;
+  std::map<std::string, LinearPart> segments;
   std::vector<GdnLayer> gdn_layers;
   std::vector<KvLayer> kv_layers;
   const float* inv_freq;  // device memory

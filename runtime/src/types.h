@@ -43,6 +43,7 @@ struct Request {
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
+  std::int32_t fail_after_tokens = 0;      // the loop fails when so many came out; 0 = never
 };
 
 /// Steady-clock times (ns) and counts of one request.
