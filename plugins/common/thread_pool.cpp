@@ -22,13 +22,19 @@ void pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  workers_.reserve(num_threads > 1 ? static_cast<std::size_t>(num_threads) - 1 : 0);
-  for (int i = 1; i < num_threads; ++i) {
-    workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) {
+      workers_.emplace_back([this] { work(); });
+    }
+  } catch (...) {
+    join();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { join(); }
+
+void ThreadPool::join() {
   stopping_.store(true, std::memory_order_relaxed);
   publish(0, nullptr, nullptr);
   for (std::thread& worker : workers_) {

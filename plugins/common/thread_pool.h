@@ -17,6 +17,7 @@ namespace deltaflash {
 class ThreadPool {
  public:
   /// `num_threads` counts the calling thread too, >= 1.
+  /// Throws std::system_error where the system has no room for so many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -41,6 +42,7 @@ class ThreadPool {
   void publish(std::int64_t num_parts, Call call, const void* body);
   void drain();
   void work();
+  void join();
 
   // Upper half: which run this is; lower half: how many of its parts nobody has claimed. Both
   // change in one compare and swap, so a thread that is late cannot claim a part of another run.

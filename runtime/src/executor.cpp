@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +14,10 @@ namespace {
 
 /// Verify kernels take rows of up to 16 tokens.
 constexpr std::int32_t kMaxDraftTokens = 15;
+constexpr std::int32_t kMaxThreads = 1024;
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
+constexpr std::int64_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max();  // pages are int32
+constexpr std::int64_t kLongestMs = std::int64_t{365} * 24 * 3600 * 1000;  // no sum of ns overflows
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -41,6 +45,10 @@ void check_config(const ExecutorConfig& config) {
   at_least("default_max_tokens", config.default_max_tokens, 1);
   at_least("max_draft_tokens", config.max_draft_tokens, 0);
   at_least("num_threads", config.num_threads, 0);
+  if (config.num_threads > kMaxThreads) {
+    refuse("num_threads", std::to_string(config.num_threads),
+           "at most " + std::to_string(kMaxThreads));
+  }
   at_least("iter_stats_max_iterations", config.iter_stats_max_iterations, 0);
   at_least("max_scripted_tokens", config.max_scripted_tokens, 0);
   at_least("max_admission_passes", config.max_admission_passes, 0);
@@ -63,9 +71,14 @@ void check_config(const ExecutorConfig& config) {
 }
 
 std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model) {
-  return config.max_kv_tokens > 0
-             ? config.max_kv_tokens
-             : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  const std::int64_t tokens =
+      config.max_kv_tokens > 0
+          ? config.max_kv_tokens
+          : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  if (tokens > kMaxKvTokens) {
+    refuse("max_kv_tokens", std::to_string(tokens), "at most " + std::to_string(kMaxKvTokens));
+  }
+  return tokens;
 }
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
@@ -86,7 +99,7 @@ std::optional<std::int64_t> allotted_ns(const Request& request) {
   if (!request.allotted_time_ms) {
     return std::nullopt;
   }
-  return *request.allotted_time_ms * 1'000'000;
+  return std::min(*request.allotted_time_ms, kLongestMs) * 1'000'000;
 }
 
 SlotState slot_state(const Sequence& sequence, const Request& request) {
