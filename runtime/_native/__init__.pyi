@@ -698,4 +698,5 @@ class Executor:
     def engine(self) -> EngineInfo: ...
 
     @property
-    def config(self) -> ExecutorConfig: ...
+    def config(self) -> ExecutorConfig:
+        """A copy: it is fixed."""

@@ -283,12 +283,19 @@ void bind_executor(nb::module_& module) {
            "Raises:\n"
            "    EngineError: the engine does not fit itself or this runtime.\n"
            "    ValueError: the config cannot work.")
-      .def("enqueue_request", &Executor::enqueue_request, "request"_a, unlocked,
-           "Queues a request and returns its id at once.\n\n"
-           "Raises:\n"
-           "    ValueError: names the field that is wrong.\n"
-           "    CapacityError: the queue is full.\n"
-           "    EngineLost: the loop has ended.")
+      .def(
+          "enqueue_request",
+          [](Executor& self, const Request& request) {
+            Request copy = request;  // while no other thread of Python can change it
+            const nb::gil_scoped_release release;
+            return self.enqueue_request(std::move(copy));
+          },
+          "request"_a,
+          "Queues a request and returns its id at once.\n\n"
+          "Raises:\n"
+          "    ValueError: names the field that is wrong.\n"
+          "    CapacityError: the queue is full.\n"
+          "    EngineLost: the loop has ended.")
       .def("cancel_request", &Executor::cancel_request, "request_id"_a, unlocked,
            "Asks for the end of a request; its final response still comes.")
       .def(
@@ -315,7 +322,7 @@ void bind_executor(nb::module_& module) {
       .def("shutdown", &Executor::shutdown, unlocked,
            "Cancels what runs, delivers the final responses and ends the loop. Idempotent.")
       .def_prop_ro("engine", &Executor::engine, nb::rv_policy::reference_internal)
-      .def_prop_ro("config", &Executor::config, nb::rv_policy::reference_internal);
+      .def_prop_ro("config", &Executor::config, nb::rv_policy::copy, "A copy: it is fixed.");
 }
 
 }  // namespace deltaflash

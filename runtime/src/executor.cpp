@@ -14,8 +14,9 @@ namespace {
 
 /// Verify kernels take rows of up to 16 tokens.
 constexpr std::int32_t kMaxDraftTokens = 15;
-constexpr std::int64_t kMaxPages = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMaxThreads = 1024;
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
+constexpr std::int64_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max();  // pages are int32
 constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
 
 std::int64_t now_ns() {
@@ -44,6 +45,10 @@ void check_config(const ExecutorConfig& config) {
   at_least("default_max_tokens", config.default_max_tokens, 1);
   at_least("max_draft_tokens", config.max_draft_tokens, 0);
   at_least("num_threads", config.num_threads, 0);
+  if (config.num_threads > kMaxThreads) {
+    refuse("num_threads", std::to_string(config.num_threads),
+           "at most " + std::to_string(kMaxThreads));
+  }
   at_least("iter_stats_max_iterations", config.iter_stats_max_iterations, 0);
   at_least("max_scripted_tokens", config.max_scripted_tokens, 0);
   at_least("max_admission_passes", config.max_admission_passes, 0);
@@ -59,11 +64,6 @@ void check_config(const ExecutorConfig& config) {
     refuse("ring_history", std::to_string(config.ring_history),
            "0 or at least max_draft_tokens + 1 = " + std::to_string(row));
   }
-  if (const std::int64_t most = std::int64_t{config.kv_page_size} * kMaxPages;
-      config.max_kv_tokens > most) {
-    refuse("max_kv_tokens", std::to_string(config.max_kv_tokens),
-           "at most " + std::to_string(most) + ", 2^31 - 1 pages");
-  }
   // Prefill must go on while every slot decodes.
   const std::int64_t least = config.max_batch_size * row +
                              std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
@@ -71,9 +71,14 @@ void check_config(const ExecutorConfig& config) {
 }
 
 std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model) {
-  return config.max_kv_tokens > 0
-             ? config.max_kv_tokens
-             : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  const std::int64_t tokens =
+      config.max_kv_tokens > 0
+          ? config.max_kv_tokens
+          : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  if (tokens > kMaxKvTokens) {
+    refuse("max_kv_tokens", std::to_string(tokens), "at most " + std::to_string(kMaxKvTokens));
+  }
+  return tokens;
 }
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {

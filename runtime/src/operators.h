@@ -66,11 +66,10 @@ struct Weight {
   std::vector<std::int64_t> shape;
 };
 
-/// A segment and the widths of its buffers' rows.
-struct LinearPart {
-  std::unique_ptr<Segment> segment;
-  std::int64_t in_dim;
-  std::int64_t out_dim;
+/// A dense part of the network and what it multiplies.
+struct BoundSegment {
+  SegmentSpec spec;
+  std::unique_ptr<Segment> run;
 };
 
 /// Everything an op may be bound to. Outlives the operators.
@@ -78,7 +77,7 @@ struct ModelMemory {
   ModelConfig config;
   std::map<std::string, Buffer> buffers;
   std::map<std::string, Weight> weights;
-  std::map<std::string, LinearPart> segments;
+  std::map<std::string, BoundSegment> segments;
   std::vector<GdnLayer> gdn_layers;
   std::vector<KvLayer> kv_layers;
   const float* inv_freq;  // device memory

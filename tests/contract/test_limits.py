@@ -79,6 +79,10 @@ def test_bad_request_names_the_field(
         ({"max_draft_tokens": 7, "ring_history": 4}, "ring_history"),
         ({"max_draft_tokens": -1}, "max_draft_tokens"),
         ({"max_kv_tokens": 2**62}, "max_kv_tokens"),
+        ({"num_threads": 2**31 - 1}, "num_threads"),
+        ({"max_kv_tokens": 2**31}, "max_kv_tokens"),
+        ({"max_kv_tokens": 2**63 - 1}, "max_kv_tokens"),
+        ({"max_batch_size": 2**20, "max_num_tokens": 2**21}, "max_kv_tokens"),
     ],
 )
 def test_bad_config_names_the_field(
@@ -86,6 +90,20 @@ def test_bad_config_names_the_field(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_executor(**keywords)
+
+
+def test_config_of_an_executor_is_fixed(make_executor: Callable[..., Executor]) -> None:
+    executor = make_executor()
+    executor.config.max_scripted_tokens = 1 << 20
+    executor.config.max_batch_size = 4096
+    assert executor.config.max_batch_size == 8
+    with pytest.raises(ValueError, match="max_scripted_tokens = 0"):
+        executor.enqueue_request(Request([1], forced_tokens=[1] * 4096))
+
+
+def test_the_longest_time_is_no_time_limit(make_executor: Callable[..., Executor]) -> None:
+    (result,) = run(make_executor(), Request([1], 3, allotted_time_ms=2**63 - 1))
+    assert result.finish_reason is not FinishReason.TIMED_OUT
 
 
 def test_more_tokens_than_the_pool_holds_are_refused(
