@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,21 @@ BACKENDS = [
     pytest.param({"device": "cpu"}, id="cpu"),
     pytest.param({"device": "cuda", "provider": "exact"}, id="cuda", marks=pytest.mark.gpu),
 ]
+
+
+def use_native_module(path: str) -> None:
+    """Puts another build of the native module in place of the installed one."""
+    spec = importlib.util.spec_from_file_location("runtime._native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["runtime._native"] = module
+    spec.loader.exec_module(module)
+
+
+# A build with sanitizers, see tools/sanitize. Tests import this file a second time, as `conftest`.
+if "DELTAFLASH_NATIVE" in os.environ and "runtime._native" not in sys.modules:
+    use_native_module(os.environ["DELTAFLASH_NATIVE"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,7 +21,8 @@ void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+// Delegates, so that the destructor joins the threads there are when the system refuses one more.
+ThreadPool::ThreadPool(int num_threads) : ThreadPool() {
   workers_.reserve(num_threads > 1 ? static_cast<std::size_t>(num_threads) - 1 : 0);
   for (int i = 1; i < num_threads; ++i) {
     workers_.emplace_back([this] { work(); });

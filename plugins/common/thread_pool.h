@@ -16,7 +16,8 @@ namespace deltaflash {
 /// Threads take parts as they get free. Between two runs they spin for some 50 us, then sleep.
 class ThreadPool {
  public:
-  /// `num_threads` counts the calling thread too, >= 1.
+  /// `num_threads` counts the calling thread too, >= 1. Throws std::system_error where the system
+  /// has no more threads.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -35,6 +36,8 @@ class ThreadPool {
   }
 
  private:
+  ThreadPool() = default;
+
   using Call = void (*)(const void* body, std::int64_t index);
 
   void run_parts(std::int64_t num_parts, Call call, const void* body);

@@ -399,13 +399,14 @@ class ExecutorConfig:
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, min_tokens: int = 0) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0) -> None:
         """
-        max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the
-        engine's. allotted_time_ms: from enqueue. min_tokens: at most max_tokens; before, no end
-        id comes and no stop string counts. forced_tokens, draft_script and force_tokens are
-        test hooks: what the target says in place of its own choice, how many drafts of it are
-        right in each round, and whether it is only drafted (False).
+        max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most
+        max_tokens; before, no end id comes and no stop string counts. end_ids: None = the
+        engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, what
+        the target says in place of its own choice; draft_script, how many drafts of it are
+        right in each round; force_tokens, False if it is only drafted and not said;
+        fail_after_tokens, after how many tokens of this request the loop fails.
         """
 
     @property
@@ -491,6 +492,12 @@ class Request:
 
     @force_tokens.setter
     def force_tokens(self, arg: bool, /) -> None: ...
+
+    @property
+    def fail_after_tokens(self) -> int: ...
+
+    @fail_after_tokens.setter
+    def fail_after_tokens(self, arg: int, /) -> None: ...
 
     @property
     def min_tokens(self) -> int: ...
@@ -733,4 +740,5 @@ class Executor:
     def engine(self) -> EngineInfo: ...
 
     @property
-    def config(self) -> ExecutorConfig: ...
+    def config(self) -> ExecutorConfig:
+        """A copy: it is fixed."""

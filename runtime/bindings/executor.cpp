@@ -167,7 +167,8 @@ void bind_request(nb::module_& module) {
              bool ignore_end_ids, std::vector<std::string> stop_strings, bool include_stop,
              bool skip_special_tokens, std::optional<std::int64_t> allotted_time_ms,
              std::string client_id, std::vector<TokenId> forced_tokens,
-             std::vector<std::int32_t> draft_script, bool force_tokens, std::int32_t min_tokens) {
+             std::vector<std::int32_t> draft_script, bool force_tokens,
+             std::int32_t fail_after_tokens, std::int32_t min_tokens) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
                                min_tokens,
@@ -182,7 +183,8 @@ void bind_request(nb::module_& module) {
                                std::move(client_id),
                                std::move(forced_tokens),
                                std::move(draft_script),
-                               force_tokens};
+                               force_tokens,
+                               fail_after_tokens};
           },
           "input_token_ids"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
           "sampling"_a = SamplingConfig{}, "output"_a = OutputConfig{}, "end_ids"_a = nb::none(),
@@ -191,13 +193,14 @@ void bind_request(nb::module_& module) {
           "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
           "draft_script"_a = std::vector<std::int32_t>{}, "force_tokens"_a = true,
-          "min_tokens"_a = 0,
-          "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the\n"
-          "engine's. allotted_time_ms: from enqueue. min_tokens: at most max_tokens; before, no "
-          "end\n"
-          "id comes and no stop string counts. forced_tokens, draft_script and force_tokens are\n"
-          "test hooks: what the target says in place of its own choice, how many drafts of it are\n"
-          "right in each round, and whether it is only drafted (False).")
+          "fail_after_tokens"_a = 0, "min_tokens"_a = 0,
+          "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
+          "max_tokens; before, no end id comes and no stop string counts. end_ids: None = the\n"
+          "engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, "
+          "what\n"
+          "the target says in place of its own choice; draft_script, how many drafts of it are\n"
+          "right in each round; force_tokens, False if it is only drafted and not said;\n"
+          "fail_after_tokens, after how many tokens of this request the loop fails.")
       .def_rw("input_token_ids", &Request::input_token_ids)
       .def_rw("max_tokens", &Request::max_tokens)
       .def_rw("sampling", &Request::sampling)
@@ -212,6 +215,7 @@ void bind_request(nb::module_& module) {
       .def_rw("forced_tokens", &Request::forced_tokens)
       .def_rw("draft_script", &Request::draft_script)
       .def_rw("force_tokens", &Request::force_tokens)
+      .def_rw("fail_after_tokens", &Request::fail_after_tokens)
       .def_rw("min_tokens", &Request::min_tokens);
 }
 
@@ -307,12 +311,19 @@ void bind_executor(nb::module_& module) {
            "Raises:\n"
            "    EngineError: the engine does not fit itself or this runtime.\n"
            "    ValueError: the config cannot work.")
-      .def("enqueue_request", &Executor::enqueue_request, "request"_a, unlocked,
-           "Queues a request and returns its id at once.\n\n"
-           "Raises:\n"
-           "    ValueError: names the field that is wrong.\n"
-           "    CapacityError: the queue is full.\n"
-           "    EngineLost: the loop has ended.")
+      .def(
+          "enqueue_request",
+          [](Executor& self, const Request& request) {
+            Request copy = request;  // while no other thread of Python can change it
+            const nb::gil_scoped_release release;
+            return self.enqueue_request(std::move(copy));
+          },
+          "request"_a,
+          "Queues a request and returns its id at once.\n\n"
+          "Raises:\n"
+          "    ValueError: names the field that is wrong.\n"
+          "    CapacityError: the queue is full.\n"
+          "    EngineLost: the loop has ended.")
       .def("cancel_request", &Executor::cancel_request, "request_id"_a, unlocked,
            "Asks for the end of a request; its final response still comes.")
       .def(
@@ -339,7 +350,7 @@ void bind_executor(nb::module_& module) {
       .def("shutdown", &Executor::shutdown, unlocked,
            "Cancels what runs, delivers the final responses and ends the loop. Idempotent.")
       .def_prop_ro("engine", &Executor::engine, nb::rv_policy::reference_internal)
-      .def_prop_ro("config", &Executor::config, nb::rv_policy::reference_internal);
+      .def_prop_ro("config", &Executor::config, nb::rv_policy::copy, "A copy: it is fixed.");
 }
 
 }  // namespace deltaflash

@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -138,7 +139,13 @@ class CpuDevice final : public Device {
 
 std::unique_ptr<Device> make_cpu_device(int num_threads) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::make_unique<CpuDevice>(num_threads > 0 ? num_threads : std::max(1, cores));
+  const int wanted = num_threads > 0 ? num_threads : std::max(1, cores);
+  try {
+    return std::make_unique<CpuDevice>(wanted);
+  } catch (const std::system_error& error) {
+    throw EngineError("device cpu: cannot start " + std::to_string(wanted) +
+                      " threads (num_threads): " + error.code().message());
+  }
 }
 
 }  // namespace deltaflash

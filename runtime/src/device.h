@@ -119,6 +119,7 @@ class Device {
 };
 
 /// The CPU backend: plain memory, a pool of `num_threads` threads (0 = all cores), the CPU twins.
+/// Throws EngineError where the system has no room for so many threads.
 std::unique_ptr<Device> make_cpu_device(int num_threads);
 
 }  // namespace deltaflash

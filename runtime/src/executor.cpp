@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +14,10 @@ namespace {
 
 /// Verify kernels take rows of up to 16 tokens.
 constexpr std::int32_t kMaxDraftTokens = 15;
+constexpr std::int32_t kMaxThreads = 1024;
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
+constexpr std::int64_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max();  // pages are int32
+constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -41,6 +45,10 @@ void check_config(const ExecutorConfig& config) {
   at_least("default_max_tokens", config.default_max_tokens, 1);
   at_least("max_draft_tokens", config.max_draft_tokens, 0);
   at_least("num_threads", config.num_threads, 0);
+  if (config.num_threads > kMaxThreads) {
+    refuse("num_threads", std::to_string(config.num_threads),
+           "at most " + std::to_string(kMaxThreads));
+  }
   at_least("iter_stats_max_iterations", config.iter_stats_max_iterations, 0);
   at_least("max_scripted_tokens", config.max_scripted_tokens, 0);
   at_least("max_admission_passes", config.max_admission_passes, 0);
@@ -63,9 +71,14 @@ void check_config(const ExecutorConfig& config) {
 }
 
 std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model) {
-  return config.max_kv_tokens > 0
-             ? config.max_kv_tokens
-             : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  const std::int64_t tokens =
+      config.max_kv_tokens > 0
+          ? config.max_kv_tokens
+          : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
+  if (tokens > kMaxKvTokens) {
+    refuse("max_kv_tokens", std::to_string(tokens), "at most " + std::to_string(kMaxKvTokens));
+  }
+  return tokens;
 }
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
@@ -86,7 +99,7 @@ std::optional<std::int64_t> allotted_ns(const Request& request) {
   if (!request.allotted_time_ms) {
     return std::nullopt;
   }
-  return *request.allotted_time_ms * 1'000'000;
+  return std::min(*request.allotted_time_ms, kLongestTimeMs) * 1'000'000;
 }
 
 SlotState slot_state(const Sequence& sequence, const Request& request) {
@@ -253,6 +266,10 @@ void Executor::check(const Request& request) const {
     refuse("forced_tokens, draft_script", std::to_string(std::max(num_forced, num_script)),
            "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
   }
+  if (request.fail_after_tokens < 0 || request.fail_after_tokens > config_.max_scripted_tokens) {
+    refuse("fail_after_tokens", std::to_string(request.fail_after_tokens),
+           "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
+  }
   for (const TokenId id : request.forced_tokens) {
     if (id < 0 || id >= engine_.vocab_size) {
       refuse("forced_tokens", "id " + std::to_string(id),
@@ -302,12 +319,14 @@ RequestId Executor::enqueue_request(Request request) {
   }
   sequence->id = ++last_id_;
   sequence->seed = sequence->request.sampling.seed.value_or(seeds_());
-  ++num_live_;
+  inbox_.push_back(sequence);
+  if (num_live_++ == 0) {
+    last_progress_ns_ = now_ns();  // an idle time is no silence
+  }
   num_waiting_tokens_ += num_tokens;
   if (oldest_arrival_ns_ == 0) {
     oldest_arrival_ns_ = sequence->stats.arrival_ns;
   }
-  inbox_.push_back(sequence);
   work_.notify_one();
   return sequence->id;
 }
@@ -367,41 +386,41 @@ void Executor::shutdown() {
 }
 
 void Executor::run() {
-  std::string error;
+  std::optional<std::string> error;
   try {
     while (wait_for_work()) {
-      const std::int64_t begin = now_ns();
-      current_ = {};
-      take_inbox();
-      end_overdue();
-      admit();
-      in_flight_.emplace_back();
-      launch(scheduler_->plan_prefill());
-      launch(scheduler_->plan_verify());
-      const bool launched = !in_flight_.back().empty();
-      if (!launched) {
-        in_flight_.pop_back();
-      }
-      const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
-      while (in_flight_.size() > (launched ? allowed : 0)) {
-        read_oldest();
-      }
-      current_.timestamp_ns = now_ns();
-      current_.latency_ns = current_.timestamp_ns - begin;
-      report();
-      responses_.publish();
+      iterate();
     }
+    cancel_all();
   } catch (const std::exception& caught) {
     error = caught.what();
+  } catch (...) {
+    error = "an exception of unknown type";
   }
-  fail_all(error);
+  end(error);
+}
+
+void Executor::iterate() {
+  const std::int64_t begin = now_ns();
+  current_ = {};
+  take_inbox();
+  end_overdue();
+  admit();
+  const bool launched = launch(scheduler_->plan());
+  const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
+  while (in_flight_.size() > (launched ? allowed : 0)) {
+    read_oldest();
+  }
+  current_.timestamp_ns = now_ns();
+  current_.latency_ns = current_.timestamp_ns - begin;
+  report();
+  responses_.publish();
 }
 
 bool Executor::wait_for_work() {
   std::unique_lock lock(mutex_);
   if (live_.empty() && in_flight_.empty()) {
     work_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !cancels_.empty(); });
-    last_progress_ns_ = now_ns();
   }
   return !stopping_;
 }
@@ -438,6 +457,13 @@ void Executor::end_overdue() {
   }
 }
 
+void Executor::cancel_all() {
+  take_inbox();
+  while (!live_.empty()) {
+    finish(SequencePtr(live_.begin()->second), FinishReason::kCancelled, {});
+  }
+}
+
 void Executor::admit() {
   for (const SequencePtr& sequence : scheduler_->admit()) {
     const Request& request = sequence->request;
@@ -453,20 +479,23 @@ void Executor::admit() {
   }
 }
 
-void Executor::launch(ScheduledStep step) {
-  if (step.rows.empty()) {
-    return;
-  }
-  runner_->launch(step.plan);
-  for (std::size_t row = 0; row < step.rows.size(); ++row) {
-    if (step.plan.prefill) {
-      ++step.rows[row]->stats.num_prefill_chunks;
-      current_.num_context_tokens += step.plan.rows[row].num_tokens;
-    } else {
-      ++current_.num_generation_rows;
+bool Executor::launch(std::vector<ScheduledStep> steps) {
+  for (const ScheduledStep& step : steps) {
+    runner_->launch(step.plan);
+    for (std::size_t row = 0; row < step.rows.size(); ++row) {
+      if (step.plan.prefill) {
+        ++step.rows[row]->stats.num_prefill_chunks;
+        current_.num_context_tokens += step.plan.rows[row].num_tokens;
+      } else {
+        ++current_.num_generation_rows;
+      }
     }
   }
-  in_flight_.back().push_back(std::move(step));
+  if (steps.empty()) {
+    return false;
+  }
+  in_flight_.push_back(std::move(steps));
+  return true;
 }
 
 void Executor::read_oldest() {
@@ -533,6 +562,10 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   sequence->num_emitted += num_kept;
   current_.num_emitted_tokens += num_kept;
+  if (const std::int32_t fail_at = sequence->request.fail_after_tokens;
+      fail_at > 0 && sequence->num_emitted >= fail_at) {
+    throw std::runtime_error("request " + std::to_string(sequence->id) + " made the loop fail");
+  }
   if (!prefill) {
     const std::int64_t accepted = std::min<std::int64_t>(result.num_accepted[index], num_kept);
     ++request_stats.num_steps;
@@ -585,12 +618,10 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   responses_.push(std::move(response));
 }
 
-void Executor::fail_all(const std::string& error) {
+void Executor::end(const std::optional<std::string>& error) {
   const std::lock_guard lock(mutex_);
   ended_ = true;
-  if (!error.empty()) {
-    engine_error_ = error;
-  }
+  engine_error_ = error;
   const auto fail = [&](const Sequence& sequence) {
     Response response;
     response.request_id = sequence.id;
@@ -599,7 +630,7 @@ void Executor::fail_all(const std::string& error) {
     response.num_prompt_tokens = sequence.num_prompt_tokens();
     response.num_completion_tokens = sequence.num_emitted;
     response.stats = sequence.stats;
-    response.error = engine_error_;
+    response.error = error;
     responses_.push(std::move(response));
   };
   for (const auto& [id, sequence] : live_) {
@@ -615,6 +646,8 @@ void Executor::fail_all(const std::string& error) {
   num_waiting_tokens_ = 0;
   oldest_arrival_ns_ = 0;
   load_.num_running = 0;
+  load_.slots_used = 0;
+  load_.pages_used = 0;
   responses_.publish();
   responses_.close();
 }
@@ -632,7 +665,9 @@ void Executor::report() {
   } else if (!inbox_.empty()) {
     oldest_arrival_ns_ = inbox_.front()->stats.arrival_ns;
   }
-  if (current_.num_context_tokens + current_.num_generation_rows + current_.num_completed == 0) {
+  if (current_.num_context_tokens + current_.num_generation_rows + current_.num_emitted_tokens +
+          current_.num_completed ==
+      0) {
     return;  // woken for nothing, such as the cancel of an unknown id
   }
   current_.iteration = num_iterations_++;

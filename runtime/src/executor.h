@@ -80,16 +80,18 @@ class Executor {
   std::int64_t pool_room(std::int64_t num_prompt_tokens) const;
 
   void run();
+  void iterate();
   bool wait_for_work();
   void take_inbox();
   void end_overdue();
   void admit();
-  void launch(ScheduledStep step);
+  bool launch(std::vector<ScheduledStep> steps);
   void read_oldest();
   void take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
                 const StepResult& result, bool prefill);
   void finish(const SequencePtr& sequence, FinishReason reason, Response response);
-  void fail_all(const std::string& error);
+  void cancel_all();
+  void end(const std::optional<std::string>& error);
   void report();
 
   ExecutorConfig config_;

@@ -11,6 +11,16 @@
 namespace deltaflash {
 namespace {
 
+std::size_t num_bytes(std::initializer_list<std::int64_t> shape, std::size_t element_bytes) {
+  std::size_t bytes = element_bytes;
+  for (const std::int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
+      throw EngineError("engine and limits ask for more memory than can be addressed");
+    }
+  }
+  return bytes;
+}
+
 std::int64_t power_of_two_at_least(std::int64_t value) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(value)));
 }
@@ -124,12 +134,12 @@ void ModelRunner::load_weights(const Program& program) {
                         std::to_string(spec.in_dim) + "]");
     }
     used.insert(spec.weight);
-    memory_.segments.emplace(name,
-                             device_->provider().make_linear({.name = name,
-                                                              .weight = found->second.data,
-                                                              .weight_dtype = found->second.dtype,
-                                                              .in_dim = spec.in_dim,
-                                                              .out_dim = spec.out_dim}));
+    auto segment = device_->provider().make_linear({.name = name,
+                                                    .weight = found->second.data,
+                                                    .weight_dtype = found->second.dtype,
+                                                    .in_dim = spec.in_dim,
+                                                    .out_dim = spec.out_dim});
+    memory_.segments.emplace(name, BoundSegment{spec, std::move(segment)});
   }
   for (const auto& [name, weight] : memory_.weights) {
     if (!used.contains(name)) {
@@ -139,8 +149,8 @@ void ModelRunner::load_weights(const Program& program) {
 }
 
 template <typename T>
-T* ModelRunner::allocate(std::int64_t count) {
-  return static_cast<T*>(device_->allocate(static_cast<std::size_t>(count) * sizeof(T)));
+T* ModelRunner::allocate(std::initializer_list<std::int64_t> shape) {
+  return static_cast<T*>(device_->allocate(num_bytes(shape, sizeof(T))));
 }
 
 void ModelRunner::allocate_pools(const Program& program) {
@@ -155,36 +165,38 @@ void ModelRunner::allocate_pools(const Program& program) {
 
   for (const auto& [name, spec] : program.buffers) {
     const std::int64_t rows = spec.rows == RowKind::kTokens ? limits_.max_tokens : max_logits_;
-    const auto bytes = static_cast<std::size_t>(rows * spec.width) * size_of(spec.dtype);
+    const std::size_t bytes = num_bytes({rows, spec.width}, size_of(spec.dtype));
     memory_.buffers.emplace(name, Buffer{device_->allocate(bytes), spec});
   }
 
   const std::int64_t value_heads = config.num_value_heads;
   for (std::int64_t layer = 0; layer < config.num_gdn_layers; ++layer) {
     memory_.gdn_layers.push_back(
-        {.state = allocate<float>(slots * value_heads * config.value_dim * config.key_dim),
-         .ring_d = allocate<float>(slots * value_heads * memory_.ring_rows * config.value_dim),
+        {.state = allocate<float>({slots, value_heads, config.value_dim, config.key_dim}),
+         .ring_d = allocate<float>({slots, value_heads, memory_.ring_rows, config.value_dim}),
          .ring_k =
-             allocate<float>(slots * config.num_key_heads * memory_.ring_rows * config.key_dim),
-         .ring_g = allocate<float>(slots * value_heads * memory_.ring_rows),
-         .conv_ring = allocate<float>(slots * memory_.conv_ring_cols * config.conv_channels())});
+             allocate<float>({slots, config.num_key_heads, memory_.ring_rows, config.key_dim}),
+         .ring_g = allocate<float>({slots, value_heads, memory_.ring_rows}),
+         .conv_ring = allocate<float>({slots, memory_.conv_ring_cols, config.conv_channels()})});
   }
-  const std::int64_t page_elements = config.num_kv_heads * limits_.page_size * config.head_dim;
   for (std::int64_t layer = 0; layer < config.num_attention_layers; ++layer) {
-    memory_.kv_layers.push_back({.keys = allocate<float>(limits_.num_pages * page_elements),
-                                 .values = allocate<float>(limits_.num_pages * page_elements)});
+    const auto pool = [&] {
+      return allocate<float>(
+          {limits_.num_pages, config.num_kv_heads, limits_.page_size, config.head_dim});
+    };
+    memory_.kv_layers.push_back({.keys = pool(), .values = pool()});
   }
-  auto* inv_freq = allocate<float>(static_cast<std::int64_t>(config.inv_freq.size()));
+  auto* inv_freq = allocate<float>({static_cast<std::int64_t>(config.inv_freq.size())});
   device_->upload(inv_freq, config.inv_freq.data(), config.inv_freq.size() * sizeof(float));
   memory_.inv_freq = inv_freq;
 
-  memory_.slot = {.table = allocate<SlotState>(slots),
-                  .page_table = allocate<std::int32_t>(slots * limits_.max_pages),
-                  .forced = allocate<std::int32_t>(slots * limits_.max_forced),
-                  .script = allocate<std::int32_t>(slots * limits_.max_forced),
-                  .token_counts = allocate<std::uint16_t>(slots * config.vocab_size),
-                  .bias_ids = allocate<std::int32_t>(slots * kMaxLogitBiases),
-                  .bias_values = allocate<float>(slots * kMaxLogitBiases),
+  memory_.slot = {.table = allocate<SlotState>({slots}),
+                  .page_table = allocate<std::int32_t>({slots, limits_.max_pages}),
+                  .forced = allocate<std::int32_t>({slots, limits_.max_forced}),
+                  .script = allocate<std::int32_t>({slots, limits_.max_forced}),
+                  .token_counts = allocate<std::uint16_t>({slots, config.vocab_size}),
+                  .bias_ids = allocate<std::int32_t>({slots, kMaxLogitBiases}),
+                  .bias_values = allocate<float>({slots, kMaxLogitBiases}),
                   .max_pages = limits_.max_pages,
                   .max_forced = limits_.max_forced};
   allocate_step_arrays();
@@ -196,14 +208,14 @@ void ModelRunner::allocate_step_arrays() {
   const std::int64_t max_emitted = limits_.max_draft + 1;
   // One block for what comes back, so that reading a step is one copy.
   const std::int64_t num_results = rows * (max_emitted + 3);
-  auto* results = allocate<std::int32_t>(num_results);
-  memory_.step = {.slots = allocate<std::int32_t>(rows),
-                  .row_start = allocate<std::int32_t>(rows + 1),
-                  .token_ids = allocate<std::int32_t>(tokens),
-                  .positions = allocate<std::int32_t>(3 * tokens),
-                  .logit_index = allocate<std::int32_t>(max_logits_),
-                  .sample_start = allocate<std::int32_t>(rows),
-                  .sample_len = allocate<std::int32_t>(rows),
+  auto* results = allocate<std::int32_t>({num_results});
+  memory_.step = {.slots = allocate<std::int32_t>({rows}),
+                  .row_start = allocate<std::int32_t>({rows + 1}),
+                  .token_ids = allocate<std::int32_t>({tokens}),
+                  .positions = allocate<std::int32_t>({3, tokens}),
+                  .logit_index = allocate<std::int32_t>({max_logits_}),
+                  .sample_start = allocate<std::int32_t>({rows}),
+                  .sample_len = allocate<std::int32_t>({rows}),
                   .max_emitted = max_emitted,
                   .tokens = results,
                   .num_emitted = results + rows * max_emitted,

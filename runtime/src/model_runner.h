@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <span>
@@ -117,7 +118,7 @@ class ModelRunner {
   void allocate_pools(const Program& program);
   void allocate_step_arrays();
   template <typename T>
-  T* allocate(std::int64_t count);
+  T* allocate(std::initializer_list<std::int64_t> shape);
   void launch_prefill(const StepPlan& plan, const Staging& staging);
   void launch_verify(const StepPlan& plan, const Staging& staging);
   StepShape verify_shape(const StepPlan& plan) const;

@@ -13,8 +13,32 @@ class Binder {
  public:
   Binder(const OpSpec& op, const ModelMemory& memory) : op_(op), memory_(memory) {}
 
-  /// The buffer under `key`; its rows must be at least `width` elements wide.
-  const Buffer& buffer(const std::string& key, std::int64_t width) const {
+  /// The buffer under `key`; its rows must be `width` elements wide, and be `rows`.
+  const Buffer& buffer(const std::string& key, std::int64_t width,
+                       RowKind rows = RowKind::kTokens) const {
+    const Buffer& found = wide_buffer(key, width, rows);
+    if (found.spec.width != width) {
+      fail_width(key, width, found);
+    }
+    return found;
+  }
+
+  /// The same where an op knows strides: its rows may be wider.
+  const Buffer& wide_buffer(const std::string& key, std::int64_t width,
+                            RowKind rows = RowKind::kTokens) const {
+    const Buffer& found = any_buffer(key);
+    if (found.spec.width < width) {
+      fail_width(key, width, found);
+    }
+    if (found.spec.rows != rows) {
+      fail("needs rows of " + std::string(rows == RowKind::kTokens ? "tokens" : "logits") +
+           " in its buffer \"" + key + "\"");
+    }
+    return found;
+  }
+
+  /// The buffer under `key`, whatever its rows.
+  const Buffer& any_buffer(const std::string& key) const {
     const auto name = op_.buffers.find(key);
     if (name == op_.buffers.end()) {
       fail("has no buffer \"" + key + "\"");
@@ -22,10 +46,6 @@ class Binder {
     const auto found = memory_.buffers.find(name->second);
     if (found == memory_.buffers.end()) {
       fail("uses buffer \"" + name->second + "\", which the program does not declare");
-    }
-    if (found->second.spec.width < width) {
-      fail("needs " + std::to_string(width) + " columns of buffer \"" + name->second +
-           "\", found " + std::to_string(found->second.spec.width));
     }
     return found->second;
   }
@@ -69,6 +89,12 @@ class Binder {
   }
 
  private:
+  [[noreturn]] void fail_width(const std::string& key, std::int64_t width,
+                               const Buffer& found) const {
+    fail("needs " + std::to_string(width) + " columns of buffer \"" + op_.buffers.at(key) +
+         "\", found " + std::to_string(found.spec.width));
+  }
+
   static std::string describe(DType dtype, const std::vector<std::int64_t>& shape) {
     std::string text = std::string(name_of(dtype)) + " [";
     for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -108,9 +134,13 @@ Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
   if (found == memory.segments.end()) {
     bind.fail("is not among the program's segments");
   }
-  Segment* segment = found->second.get();
-  const Buffer& x = bind.buffer("x", 1);
-  const Buffer& out = bind.buffer("out", 1);
+  const auto& [spec, run] = found->second;
+  Segment* segment = run.get();
+  const RowKind rows = bind.any_buffer("out").spec.rows;
+  const Buffer& out = bind.buffer("out", spec.out_dim, rows);
+  // In verify every token has its logits, so the head reads rows of tokens there.
+  const Buffer& x = bind.buffer("x", spec.in_dim,
+                                rows == RowKind::kLogits ? bind.any_buffer("x").spec.rows : rows);
   return [segment, x, out](const StepShape& shape, Stream stream) {
     const std::array<const void*, 1> inputs{x.data};
     const std::array<void*, 1> outputs{out.data};
@@ -138,11 +168,12 @@ Operator bind_embedding(const Binder& bind, const ModelMemory& memory, const Plu
 
 Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
-  const Buffer& x = bind.buffer("x", config.hidden_size);
-  const Buffer& out = bind.buffer("out", config.hidden_size);
+  const RowKind rows = bind.any_buffer("x").spec.rows;
+  const Buffer& x = bind.buffer("x", config.hidden_size, rows);
+  const Buffer& out = bind.buffer("out", config.hidden_size, rows);
   const RmsNorm args{.x = x.data,
                      .residual = bind.has_buffer("residual")
-                                     ? bind.buffer("residual", config.hidden_size).data
+                                     ? bind.buffer("residual", config.hidden_size, rows).data
                                      : nullptr,
                      .weight = bind.weight<float>("weight", DType::kFloat32, {config.hidden_size}),
                      .out = out.data,
@@ -161,7 +192,7 @@ Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const Plug
 Operator bind_causal_conv(const Binder& bind, const ModelMemory& memory,
                           const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
-  const Buffer& x = bind.buffer("x", config.conv_channels());
+  const Buffer& x = bind.wide_buffer("x", config.conv_channels());
   const std::int64_t layer = bind.attr("gdn_layer", config.num_gdn_layers);
   const CausalConv args{.x = x.data,
                         .x_stride = x.spec.width,
@@ -223,7 +254,7 @@ Operator bind_gated_rms_norm(const Binder& bind, const ModelMemory& memory,
   const ModelConfig& config = memory.config;
   const std::int64_t width = config.num_value_heads * config.value_dim;
   const Buffer& x = bind.buffer("x", width);
-  const Buffer& z = bind.buffer("z", width);
+  const Buffer& z = bind.wide_buffer("z", width);
   const std::int64_t offset = bind.attr("z_offset", z.spec.width - width + 1);
   const GatedRmsNorm args{
       .x = x.data,
@@ -302,8 +333,8 @@ Operator bind_gated_attention(const Binder& bind, const ModelMemory& memory,
 }
 
 Operator bind_silu_mul(const Binder& bind, const PluginTable& plugins) {
-  const Buffer& gate_up = bind.buffer("gate_up", 2);
-  const std::int64_t dim = gate_up.spec.width / 2;
+  const std::int64_t dim = bind.any_buffer("out").spec.width;
+  const Buffer& gate_up = bind.buffer("gate_up", 2 * dim);
   const SiluMul args{.gate_up = gate_up.data,
                      .out = bind.buffer("out", dim).data,
                      .num_tokens = 0,
@@ -318,10 +349,10 @@ Operator bind_silu_mul(const Binder& bind, const PluginTable& plugins) {
 
 Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
                           const PluginTable& plugins) {
-  const Buffer& x = bind.buffer("x", 1);
+  const Buffer& x = bind.wide_buffer("x", 1);
   const GatherRows args{.x = x.data,
                         .index = memory.step.logit_index,
-                        .out = bind.buffer("out", x.spec.width).data,
+                        .out = bind.buffer("out", x.spec.width, RowKind::kLogits).data,
                         .num_out = 0,
                         .dim = x.spec.width,
                         .dtype = x.spec.dtype};
@@ -334,7 +365,7 @@ Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
 
 Operator bind_sample_accept(const Binder& bind, const ModelMemory& memory,
                             const PluginTable& plugins) {
-  const Buffer& logits = bind.buffer("logits", memory.config.vocab_size);
+  const Buffer& logits = bind.buffer("logits", memory.config.vocab_size, RowKind::kLogits);
   const auto* values = static_cast<const float*>(logits.data);
   return [values, &memory, run = plugins.sample_accept](const StepShape& shape, Stream stream) {
     run({.logits = values,

@@ -69,12 +69,18 @@ struct Weight {
   std::vector<std::int64_t> shape;
 };
 
+/// A dense part of the network and what it multiplies.
+struct BoundSegment {
+  SegmentSpec spec;
+  std::unique_ptr<Segment> run;
+};
+
 /// Everything an op may be bound to. Outlives the operators.
 struct ModelMemory {
   ModelConfig config;
   std::map<std::string, Buffer> buffers;
   std::map<std::string, Weight> weights;
-  std::map<std::string, std::unique_ptr<Segment>> segments;
+  std::map<std::string, BoundSegment> segments;
   std::vector<GdnLayer> gdn_layers;
   std::vector<KvLayer> kv_layers;
   const float* inv_freq;  // device memory

@@ -10,20 +10,13 @@
 namespace deltaflash {
 namespace {
 
-void append(LogitRows& rows, LogitRows&& more) {
-  rows.num_rows += more.num_rows;
-  rows.values.insert(rows.values.end(), more.values.begin(), more.values.end());
-}
-
-/// Makes `earlier` what a reader would know after reading both.
+/// Makes `earlier` what a reader would know after reading both. Linear in `later`: a slow reader's
+/// responses are merged once a step. Logits come with the final response, so only `later` has any.
 void merge(Response& earlier, Response&& later) {
-  later.text.insert(0, earlier.text);
-  later.token_ids.insert(later.token_ids.begin(), earlier.token_ids.begin(),
-                         earlier.token_ids.end());
-  append(earlier.context_logits, std::move(later.context_logits));
-  append(earlier.generation_logits, std::move(later.generation_logits));
-  later.context_logits = std::move(earlier.context_logits);
-  later.generation_logits = std::move(earlier.generation_logits);
+  earlier.text += later.text;
+  earlier.token_ids.insert(earlier.token_ids.end(), later.token_ids.begin(), later.token_ids.end());
+  later.text = std::move(earlier.text);
+  later.token_ids = std::move(earlier.token_ids);
   earlier = std::move(later);
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <system_error>
 
 #include "plugins/common/error.h"
@@ -26,6 +27,17 @@ DType parse_dtype(const std::string& file, const std::string& tensor, const std:
   }
   throw EngineError(file + ": tensor " + tensor + " has dtype " + name +
                     ", expected F32, BF16 or I32");
+}
+
+/// Nothing where the shape is negative or its bytes cannot be counted.
+std::optional<std::size_t> bytes_of(const HostTensor& tensor) {
+  std::size_t bytes = size_of(tensor.dtype);
+  for (const std::int64_t extent : tensor.shape) {
+    if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
+      return std::nullopt;
+    }
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -77,9 +89,11 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) {
       HostTensor tensor;
       tensor.dtype = parse_dtype(name, tensor_name, entry.at("dtype").get<std::string>());
       tensor.shape = entry.at("shape").get<std::vector<std::int64_t>>();
+      const std::optional<std::size_t> num_bytes = bytes_of(tensor);
       const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
       if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes ||
-          offsets[1] - offsets[0] != tensor.num_bytes()) {
+          offsets[1] - offsets[0] != num_bytes ||
+          (data_begin + offsets[0]) % size_of(tensor.dtype) != 0) {
         throw EngineError(name + ": tensor " + tensor_name + " does not fit its data range");
       }
       tensor.data = bytes + data_begin + offsets[0];

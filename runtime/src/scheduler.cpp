@@ -82,16 +82,28 @@ bool Scheduler::takes_part(const Sequence& sequence) const {
          sequence.num_emitted + sequence.num_sampling_in_flight < sequence.max_tokens;
 }
 
-ScheduledStep Scheduler::plan_prefill() {
+std::vector<ScheduledStep> Scheduler::plan() {
+  std::vector<ScheduledStep> steps;
+  // Verify rows first: a prompt that ends in this iteration decodes from the next one on, so that
+  // the prefill cannot add rows to what it has left room for.
+  ScheduledStep verify = plan_verify();
+  std::int64_t budget = config_.max_num_tokens;
+  for (const StepRow& row : verify.plan.rows) {
+    budget -= row.num_tokens;
+  }
+  ScheduledStep prefill = plan_prefill(budget);
+  for (ScheduledStep* step : {&verify, &prefill}) {
+    if (!step->rows.empty()) {
+      steps.push_back(std::move(*step));
+    }
+  }
+  return steps;
+}
+
+ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
   ScheduledStep step;
   step.plan.prefill = true;
   step.plan.greedy_only = true;
-  std::int64_t budget = config_.max_num_tokens;
-  for (const auto& sequence : running_) {
-    if (takes_part(*sequence)) {
-      budget -= verify_len(*sequence);
-    }
-  }
   std::int64_t logits_left = max_logits_;
   std::vector<std::int32_t> positions;
   for (const auto& sequence : running_) {

@@ -34,12 +34,10 @@ class Scheduler {
   /// passed at most max_admission_passes times. Pages cover prompt, max_tokens and two verify rows.
   std::vector<std::shared_ptr<Sequence>> admit();
 
-  /// Next prompt chunks, oldest sequence first, with what the verify rows leave of the budget.
-  /// Empty plan if nothing is to prefill.
-  ScheduledStep plan_prefill();
-
-  /// One verify row for every decoding sequence that may still emit.
-  ScheduledStep plan_verify();
+  /// The steps of an iteration, in the order in which to launch them; none is empty. Together they
+  /// have at most max_num_tokens tokens: one verify row for every decoding sequence that may still
+  /// emit, and with what that leaves the next prompt chunks, oldest sequence first.
+  std::vector<ScheduledStep> plan();
 
   /// Removes a waiting sequence or marks a running one finished. Slot and pages of a running one
   /// come back once no launched step holds it: `step_read` sees to that.
@@ -58,6 +56,8 @@ class Scheduler {
  private:
   std::int64_t verify_len(const Sequence& sequence) const;
   bool takes_part(const Sequence& sequence) const;
+  ScheduledStep plan_prefill(std::int64_t budget);
+  ScheduledStep plan_verify();
   void release(Sequence& sequence);
 
   ExecutorConfig config_;

@@ -51,6 +51,7 @@ struct Request {
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
   bool force_tokens = true;                // false: forced_tokens are drafted, but not said
+  std::int32_t fail_after_tokens = 0;      // the loop fails when so many came out; 0 = never
 };
 
 /// Steady-clock times (ns) and counts of one request.

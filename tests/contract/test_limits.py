@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checkpoints import edit_json
 from executor_client import Collector, run, wait_idle
 
 import runtime
@@ -26,7 +30,7 @@ from runtime import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime import Executor
+    from runtime import Executor, Response
 
 NAN = float("nan")
 INF = float("inf")
@@ -94,6 +98,11 @@ def test_bad_request_names_the_field(
         ({"max_rounds_in_flight": 3}, "max_rounds_in_flight"),
         ({"max_draft_tokens": 7, "ring_history": 4}, "ring_history"),
         ({"max_draft_tokens": -1}, "max_draft_tokens"),
+        ({"max_kv_tokens": 2**62}, "max_kv_tokens"),
+        ({"num_threads": 2**31 - 1}, "num_threads"),
+        ({"max_kv_tokens": 2**31}, "max_kv_tokens"),
+        ({"max_kv_tokens": 2**63 - 1}, "max_kv_tokens"),
+        ({"max_batch_size": 2**20, "max_num_tokens": 2**21}, "max_kv_tokens"),
     ],
 )
 def test_bad_config_names_the_field(
@@ -101,6 +110,20 @@ def test_bad_config_names_the_field(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_executor(**keywords)
+
+
+def test_config_of_an_executor_is_fixed(make_executor: Callable[..., Executor]) -> None:
+    executor = make_executor()
+    executor.config.max_scripted_tokens = 1 << 20
+    executor.config.max_batch_size = 4096
+    assert executor.config.max_batch_size == 8
+    with pytest.raises(ValueError, match="max_scripted_tokens = 0"):
+        executor.enqueue_request(Request([1], forced_tokens=[1] * 4096))
+
+
+def test_the_longest_time_is_no_time_limit(make_executor: Callable[..., Executor]) -> None:
+    (result,) = run(make_executor(), Request([1], 3, allotted_time_ms=2**63 - 1))
+    assert result.finish_reason is not FinishReason.TIMED_OUT
 
 
 def test_more_tokens_than_the_pool_holds_are_refused(
@@ -252,6 +275,24 @@ def test_shutdown_gives_every_request_its_end(make_executor: Callable[..., Execu
         executor.enqueue_request(Request([1], 1))
 
 
+def test_shutdown_releases_text_that_a_stop_string_held_back(
+    make_executor: Callable[..., Executor],
+) -> None:
+    """An end by shutdown is a cancel like any other."""
+    executor = make_executor(max_scripted_tokens=4000)
+    letter = 97 - 33  # the id of "a" in the tiny vocabulary
+    request = Request([1], 4000, forced_tokens=[letter] * 4000, stop_strings=["a" * 5000])
+    executor.enqueue_request(request)
+    responses: list[Response] = []
+    while not responses:
+        responses += executor.await_responses(1.0)
+    executor.shutdown()
+    responses += executor.take_responses()
+    assert responses[-1].finish_reason is FinishReason.CANCELLED
+    assert responses[0].text == ""
+    assert responses[-1].text == "a" * responses[-1].num_completion_tokens
+
+
 def test_load_and_stats_add_up(make_executor: Callable[..., Executor]) -> None:
     executor = make_executor(max_batch_size=3)
     idle = executor.load()
@@ -280,6 +321,7 @@ def test_load_and_stats_add_up(make_executor: Callable[..., Executor]) -> None:
         )
 
 
+@pytest.mark.skipif("DELTAFLASH_NATIVE" in os.environ, reason="sanitizers keep freed memory")
 def test_memory_is_flat_over_many_requests(make_executor: Callable[..., Executor]) -> None:
     executor = make_executor(max_batch_size=8)
 
@@ -296,6 +338,55 @@ def test_memory_is_flat_over_many_requests(make_executor: Callable[..., Executor
         burst()
         executor.get_latest_iteration_stats()
     assert resident_bytes() - before < 5_000_000
+
+
+def test_step_budget_holds_decode_rows_and_prompts(make_executor: Callable[..., Executor]) -> None:
+    """Prompts that end in a step add no rows to it."""
+    executor = make_executor(max_batch_size=8, max_num_tokens=72)
+    run(executor, *[Request([1] * 9, 4, ignore_end_ids=True) for _ in range(40)])
+    stats = executor.get_latest_iteration_stats()
+    tokens = [entry.num_context_tokens + entry.num_generation_rows for entry in stats]
+    assert max(tokens) <= 72
+
+
+def test_longest_time_limit_is_none(make_executor: Callable[..., Executor]) -> None:
+    (result,) = run(
+        make_executor(), Request([1], 3, allotted_time_ms=2**63 - 1, ignore_end_ids=True)
+    )
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.skipif("DELTAFLASH_NATIVE" in os.environ, reason="sanitizers need address space")
+def test_more_threads_than_the_system_has_are_refused(engine_dir: Path) -> None:
+    """The error comes out, and the threads that did start are joined."""
+    program = f"""
+import resource, runtime
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+try:
+    runtime.Executor({str(engine_dir)!r}, runtime.ExecutorConfig(num_threads=5000))
+except runtime.EngineError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot start 5000 threads (num_threads)" in done.stdout
+
+
+def test_program_whose_buffers_are_too_narrow_is_refused(engine_dir: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(engine_dir, engine)
+
+    def narrow(program: dict[str, Any]) -> None:
+        for buffer in program["buffers"]:
+            if buffer["name"] == "gate_up":
+                buffer["width"] -= 2
+
+    edit_json(engine / "program.json", narrow)
+    with pytest.raises(EngineError, match="gate_up_proj needs 256 columns of buffer"):
+        runtime.Executor(engine, ExecutorConfig())
 
 
 def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:

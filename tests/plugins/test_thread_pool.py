@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -29,6 +31,20 @@ def test_many_short_runs(rng: np.random.Generator, num_threads: int) -> None:
 def test_a_pool_may_end_unused() -> None:
     for _ in range(20):
         plugins.ThreadPool(3)
+
+
+def test_more_threads_than_fit_are_an_error() -> None:
+    code = """
+import resource
+from runtime._native import plugins
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    plugins.ThreadPool(4000)
+except RuntimeError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
 
 
 def test_refuses_no_threads() -> None:
