@@ -364,7 +364,7 @@ import resource, runtime
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
 try:
-    runtime.Executor({str(engine_dir)!r}, runtime.ExecutorConfig(num_threads=5000))
+    runtime.Executor({str(engine_dir)!r}, runtime.ExecutorConfig(num_threads=1000))
 except runtime.EngineError as error:
     print(error)
 """
@@ -372,7 +372,7 @@ except runtime.EngineError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "cannot start 5000 threads (num_threads)" in done.stdout
+    assert "cannot start 1000 threads (num_threads)" in done.stdout
 
 
 def test_program_whose_buffers_are_too_narrow_is_refused(engine_dir: Path, tmp_path: Path) -> None:

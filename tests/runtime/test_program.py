@@ -30,8 +30,11 @@ def refusal_of(engine: Path) -> str:
 @pytest.mark.parametrize("value", [0, -1, HUGE, 2**64, 1.5, "7", None])
 @pytest.mark.parametrize(
     "name",
-    ["vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "conv_kernel"]
-    + ["num_key_heads", "num_value_heads", "key_dim", "value_dim", "num_gdn_layers", "context_len"],
+    [
+        *("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "conv_kernel"),
+        *("num_key_heads", "num_value_heads", "key_dim", "value_dim", "num_gdn_layers"),
+        "context_len",
+    ],
 )
 def test_sizes_have_limits(engine: Path, name: str, value: object) -> None:
     edit_json(engine / "program.json", lambda raw: raw["config"].update({name: value}))
