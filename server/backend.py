@@ -92,6 +92,7 @@ class EngineInfo:
         max_queued: Requests that may wait beyond those.
         kv_capacity_tokens: Tokens that prompt and answer of one request may have together.
         max_stop_token_ids: Most stop tokens of one request beside the model's own.
+        max_logit_biases: Most biased tokens of one request.
         max_draft_tokens: Most draft tokens in one round, 0 without a drafter.
         has_vision: True when the engine has a vision encoder.
         max_image_pixels: Largest picture after resizing, pixels, 0 without vision.
@@ -111,6 +112,7 @@ class EngineInfo:
     max_queued: int
     kv_capacity_tokens: int
     max_stop_token_ids: int
+    max_logit_biases: int = 0
     max_draft_tokens: int = 0
     has_vision: bool = False
     max_image_pixels: int = 0
@@ -118,13 +120,30 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen; temperature 0 is greedy, and then the rest has no effect."""
+    """How tokens are chosen; temperature 0 is greedy, and then the filters have no effect.
+
+    Attributes:
+        temperature: Divides the logits.
+        top_k: How many of the most likely tokens stay, 0 keeps all.
+        top_p: The smallest set of likeliest tokens with this probability stays.
+        min_p: Tokens below this share of the likeliest token's probability go.
+        seed: Starts the random stream; None draws one.
+        repetition_penalty: Divides a positive, multiplies a negative logit of a token seen in
+            prompt or output.
+        presence_penalty: Subtracted from the logit of a token in the output.
+        frequency_penalty: Subtracted from it for each time it is there.
+        logit_bias: Token ids, and what is added to their logits.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +161,7 @@ class GenerationRequest:
         include_stop: The text holds the stop string that ended it.
         skip_special_tokens: Special tokens leave no text.
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
+        min_tokens: No end token and no stop ends the answer before, 0 to max_tokens.
     """
 
     request_id: str
@@ -154,6 +174,7 @@ class GenerationRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     allotted_time_ms: int | None = None
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

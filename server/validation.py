@@ -76,6 +76,7 @@ class Stopping:
     """Checked `StoppingOptions`; `max_tokens` is None when the request names none."""
 
     max_tokens: int | None
+    min_tokens: int
     stop_strings: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_end_tokens: bool
@@ -149,29 +150,29 @@ def check_sampling(
     findings.check_range(f"{path}top_k", options.top_k, 0, info.vocab_size)
     findings.check_range(f"{path}top_p", top_p, 0, 1, above_low=True)
     findings.check_range(f"{path}min_p", min_p, 0, 1)
-    if options.HasField("repetition_penalty"):
-        name = f"{path}repetition_penalty"
-        findings.check_range(name, options.repetition_penalty, 0, 10, above_low=True)
-        if options.repetition_penalty != 1:
-            findings.lacks(name)
-    for name in ("presence_penalty", "frequency_penalty"):
-        value: float = getattr(options, name)
-        findings.check_range(f"{path}{name}", value, -10, 10)
-        if value != 0:
-            findings.lacks(f"{path}{name}")
-    biases = options.logit_bias
-    _check_count(f"{path}logit_bias", len(biases), info.vocab_size, findings)
-    for token_id, bias in sorted(biases.items()) if len(biases) <= info.vocab_size else ():
-        if findings.full:
-            break
+    repetition = options.repetition_penalty if options.HasField("repetition_penalty") else 1.0
+    findings.check_range(f"{path}repetition_penalty", repetition, 0, 10, above_low=True)
+    findings.check_range(f"{path}presence_penalty", options.presence_penalty, -10, 10)
+    findings.check_range(f"{path}frequency_penalty", options.frequency_penalty, -10, 10)
+    biases = sorted(options.logit_bias.items())
+    _check_count(f"{path}logit_bias", len(biases), info.max_logit_biases, findings)
+    for token_id, bias in biases[: info.max_logit_biases]:
         name = f"{path}logit_bias[{token_id}]"
         if token_id >= info.vocab_size:
             findings.bad(name, f"expected a token below {info.vocab_size}")
         findings.check_range(name, bias, -100, 100)
-    if options.logit_bias:
-        findings.lacks(f"{path}logit_bias")
     seed = options.seed if options.HasField("seed") else None
-    return Sampling(temperature, options.top_k, top_p, min_p, seed)
+    return Sampling(
+        temperature=temperature,
+        top_k=options.top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=tuple(biases),
+    )
 
 
 def check_stopping(
@@ -186,11 +187,8 @@ def check_stopping(
     limit = info.context_len - 1
     if max_tokens is not None:
         findings.check_range(f"{path}max_tokens", max_tokens, 1, limit)
-    findings.check_range(
-        f"{path}min_tokens", options.min_tokens, 0, limit if max_tokens is None else max_tokens
-    )
-    if options.min_tokens:
-        findings.lacks(f"{path}min_tokens")
+    longest = info.default_max_tokens if max_tokens is None else max_tokens
+    findings.check_range(f"{path}min_tokens", options.min_tokens, 0, longest)
     _check_count(
         f"{path}stop_strings", len(options.stop_strings), config.max_stop_strings, findings
     )
@@ -214,6 +212,7 @@ def check_stopping(
         findings.lacks(f"{path}include_stop_in_output")
     return Stopping(
         max_tokens,
+        options.min_tokens,
         tuple(dict.fromkeys(options.stop_strings[: config.max_stop_strings])),
         tuple(dict.fromkeys(ids[: info.max_stop_token_ids])),
         options.ignore_eos,

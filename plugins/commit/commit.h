@@ -12,7 +12,8 @@ namespace deltaflash {
 /// is mirrored (ring_base, ring_history), then kv_len and ring_history grow by the tokens
 /// committed: num_emitted[r], or 0 for a slot that was finished before. Both, unless it was
 /// finished before: last_token, num_emitted, num_remaining and finish_reason follow what was
-/// emitted; a verify row also counts into num_rounds.
+/// emitted, as do the token counts (logit_rules.h) of a slot with penalties; a verify row also
+/// counts into num_rounds.
 struct CommitRound {
   SlotState* table;
   RowBatch rows;
@@ -20,6 +21,8 @@ struct CommitRound {
   std::int64_t max_emitted;           // longest verify row
   const std::int32_t* num_emitted;    // [num_rows]
   const std::int32_t* finish_reason;  // [num_rows]
+  std::uint16_t* token_counts;        // [num_slots, vocab_size]; null: no slot has penalties
+  std::int64_t vocab_size;            // of token_counts
   std::int64_t ring_rows;
   std::int64_t history_limit;
   bool prefill;

@@ -3,6 +3,7 @@
 
 #include "plugins/commit/commit.h"
 #include "plugins/gated_delta_net/gated_delta_net.h"
+#include "plugins/sampling/logit_rules.h"
 
 namespace deltaflash::cpu {
 namespace {
@@ -49,6 +50,13 @@ void commit_round(const CommitRound& args, Stream /*stream*/) {
       state.last_token = args.tokens[row * args.max_emitted + emitted - 1];
       state.num_emitted += emitted;
       state.num_remaining -= emitted;
+    }
+    if (args.token_counts != nullptr && has_penalties(state)) {
+      std::uint16_t* counts = args.token_counts + slot * args.vocab_size;
+      for (std::int64_t i = 0; i < emitted; ++i) {
+        std::uint16_t& entry = counts[args.tokens[row * args.max_emitted + i]];
+        entry = counted_once_more(entry);
+      }
     }
     state.finish_reason = args.finish_reason[row];
   }

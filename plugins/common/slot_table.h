@@ -5,6 +5,7 @@
 namespace deltaflash {
 
 constexpr int kMaxEndIds = 8;
+constexpr int kMaxLogitBiases = 256;
 
 /// Why a sequence ended. The device finds the first two, the host the others.
 enum class FinishReason : std::int32_t {
@@ -39,6 +40,13 @@ struct alignas(64) SlotState {
   float min_p;
   std::int32_t top_k;
   std::uint64_t seed;
+  // Rules for the logits, see sampling.h. An entry of zeros has none.
+  float repetition_penalty;    // > 0; 0 and 1 = off
+  float presence_penalty;      // 0 = off
+  float frequency_penalty;     // 0 = off
+  std::int32_t num_biases;     // <= kMaxLogitBiases
+  std::int32_t min_tokens;     // tokens emitted before an end id has any probability
+  std::int32_t forced_drafts;  // 1: forced tokens are what is drafted, not what is said (test hook)
 };
 
 /// The rows of one step, in device memory. Tokens are packed: row r owns the tokens

@@ -3,6 +3,7 @@
 #include "plugins/common/cuda_error.h"
 #include "plugins/common/cuda_launch.h"
 #include "plugins/common/reduce.cuh"
+#include "plugins/sampling/logit_rules.h"
 #include "plugins/sampling/philox.h"
 #include "plugins/sampling/sampling.h"
 
@@ -37,25 +38,9 @@ __device__ __forceinline__ void take_better(Best& best, Best other) {
   }
 }
 
-// The lowest id of the largest logit, in every thread.
-__device__ Best arg_max(const float* __restrict__ logits, std::int64_t count) {
+// The best of all threads', in every thread.
+__device__ __forceinline__ Best best_of_block(Best best) {
   __shared__ Best of_warps[kWarps];
-  Best best{-INFINITY, 0};
-  if (count % 4 == 0) {
-    for (std::int64_t i = threadIdx.x * 4; i < count; i += kThreads * 4) {
-      const float4 four = *reinterpret_cast<const float4*>(logits + i);
-      const auto id = static_cast<std::int32_t>(i);
-      // A thread's ids rise, so a tie keeps the earlier one.
-      best = four.x > best.logit ? Best{four.x, id} : best;
-      best = four.y > best.logit ? Best{four.y, id + 1} : best;
-      best = four.z > best.logit ? Best{four.z, id + 2} : best;
-      best = four.w > best.logit ? Best{four.w, id + 3} : best;
-    }
-  } else {
-    for (std::int64_t i = threadIdx.x; i < count; i += kThreads) {
-      best = logits[i] > best.logit ? Best{logits[i], static_cast<std::int32_t>(i)} : best;
-    }
-  }
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
     take_better(best, {__shfl_xor_sync(kFullWarp, best.logit, distance),
@@ -73,9 +58,116 @@ __device__ Best arg_max(const float* __restrict__ logits, std::int64_t count) {
   return best;
 }
 
+// The lowest id of the largest logit, in every thread.
+__device__ Best arg_max(const float* __restrict__ logits, std::int64_t count) {
+  Best best{-INFINITY, 0};
+  if (count % 4 == 0) {
+    for (std::int64_t i = threadIdx.x * 4; i < count; i += kThreads * 4) {
+      const float4 four = *reinterpret_cast<const float4*>(logits + i);
+      const auto id = static_cast<std::int32_t>(i);
+      // A thread's ids rise, so a tie keeps the earlier one.
+      best = four.x > best.logit ? Best{four.x, id} : best;
+      best = four.y > best.logit ? Best{four.y, id + 1} : best;
+      best = four.z > best.logit ? Best{four.z, id + 2} : best;
+      best = four.w > best.logit ? Best{four.w, id + 3} : best;
+    }
+  } else {
+    for (std::int64_t i = threadIdx.x; i < count; i += kThreads) {
+      best = logits[i] > best.logit ? Best{logits[i], static_cast<std::int32_t>(i)} : best;
+    }
+  }
+  return best_of_block(best);
+}
+
+__device__ __forceinline__ bool is_end_id(const SlotState& state, std::int32_t token) {
+  const std::int32_t num_end_ids = min(state.num_end_ids, kMaxEndIds);
+  for (std::int32_t i = 0; i < num_end_ids; ++i) {
+    if (state.end_ids[i] == token) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The logits at one position of a row, under the rules of its slot.
+struct Logits {
+  const float* raw;
+  const SlotState* state;        // null: the slot has no rules
+  const std::uint16_t* counts;   // of the slot; null without penalties
+  const std::int32_t* drafts;    // of the row, those before the position
+  std::int32_t num_drafts;       // 0 without penalties
+  const std::int32_t* bias_ids;  // of the slot, rising
+  const float* bias_values;
+  std::int32_t num_biases;
+  bool bars_end_ids;
+
+  __device__ __forceinline__ float operator[](std::int64_t i) const {
+    return state == nullptr ? raw[i] : ruled(static_cast<std::int32_t>(i));
+  }
+
+  __device__ float ruled(std::int32_t id) const {
+    if (bars_end_ids && is_end_id(*state, id)) {
+      return -INFINITY;
+    }
+    std::int32_t num_drafted = 0;
+    for (std::int32_t i = 0; i < num_drafts; ++i) {
+      num_drafted += drafts[i] == id ? 1 : 0;
+    }
+    return ruled_logit(*state, raw[id], counts == nullptr ? std::uint16_t{0} : counts[id],
+                       num_drafted, bias(id));
+  }
+
+  __device__ float bias(std::int32_t id) const {
+    std::int32_t begin = 0;
+    std::int32_t end = num_biases;
+    while (begin < end) {
+      const std::int32_t middle = (begin + end) / 2;
+      if (bias_ids[middle] < id) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return begin < num_biases && bias_ids[begin] == id ? bias_values[begin] : 0.0F;
+  }
+};
+
+__device__ Logits logits_at(const SampleAccept& args, const SlotState& state, std::int64_t slot,
+                            std::int64_t row, std::int64_t i, const float* raw) {
+  Logits logits{raw, nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, false};
+  if (!has_rules(state)) {
+    return logits;
+  }
+  logits.state = &state;
+  if (args.token_counts != nullptr && has_penalties(state)) {
+    logits.counts = args.token_counts + slot * args.vocab_size;
+    logits.drafts = args.token_ids + args.rows.row_start[row] + 1;
+    logits.num_drafts = static_cast<std::int32_t>(i);
+  }
+  if (args.bias_ids != nullptr) {
+    logits.bias_ids = args.bias_ids + slot * kMaxLogitBiases;
+    logits.bias_values = args.bias_values + slot * kMaxLogitBiases;
+    logits.num_biases = min(state.num_biases, kMaxLogitBiases);
+  }
+  logits.bars_end_ids = state.num_emitted + i < state.min_tokens;
+  return logits;
+}
+
+__device__ Best arg_max(const Logits& logits, std::int64_t count) {
+  if (logits.state == nullptr) {
+    return arg_max(logits.raw, count);
+  }
+  Best best{-INFINITY, 0};
+  for (std::int64_t i = threadIdx.x; i < count; i += kThreads) {
+    const float logit = logits[i];
+    best = logit > best.logit ? Best{logit, static_cast<std::int32_t>(i)} : best;
+  }
+  return best_of_block(best);
+}
+
 // What one token's draw is about.
 struct Draw {
-  const float* logits;
+  Logits logits;
   std::int64_t count;
   double high;  // the largest logit
   double inv_temperature;
@@ -218,7 +310,8 @@ __device__ std::int32_t nth_id(const Draw& draw, std::uint32_t key, Mass n) {
   const std::int64_t end = begin + stretch < draw.count ? begin + stretch : draw.count;
   const auto matches = [&](std::int64_t first) {
     const std::int64_t i = first + lane;
-    const bool match = i < end && has_weight(draw.logits[i]) && key_of(draw.logits[i]) == key;
+    const float logit = i < end ? draw.logits[i] : -INFINITY;
+    const bool match = has_weight(logit) && key_of(logit) == key;
     return __ballot_sync(kFullWarp, match);
   };
   std::uint32_t own = 0;
@@ -268,7 +361,7 @@ __device__ std::uint32_t uniform_bits(std::uint64_t seed, std::uint64_t index) {
   return words[0] >> 8;
 }
 
-__device__ std::int32_t sample(const float* logits, std::int64_t count, const SlotState& state,
+__device__ std::int32_t sample(const Logits& logits, std::int64_t count, const SlotState& state,
                                std::uint64_t index, Histograms& histograms) {
   const Best best = arg_max(logits, count);
   if (!(state.temperature > 0.0f) || state.top_k == 1 || !isfinite(best.logit)) {
@@ -298,8 +391,9 @@ __device__ std::int32_t sample(const float* logits, std::int64_t count, const Sl
     const double reach = fmax(0.0, -log(static_cast<double>(state.min_p)));
     Mass within = 0;
     for (std::int64_t i = threadIdx.x; i < count; i += kThreads) {
-      if (has_weight(logits[i]) && draw.distance(logits[i]) <= reach) {
-        within += draw.weight(logits[i]);
+      const float logit = logits[i];
+      if (has_weight(logit) && draw.distance(logit) <= reach) {
+        within += draw.weight(logit);
       }
     }
     within = block_sum<kThreads>(within);
@@ -327,8 +421,9 @@ __device__ bool token_at(const SampleAccept& args, std::int64_t row, std::int64_
   if (state.finish_reason != kNotFinished || start < 0 || i >= args.sample_len[row]) {
     return false;
   }
-  const std::int64_t num_forced =
-      args.forced == nullptr ? 0 : min(std::int64_t{state.num_forced}, args.max_forced);
+  const std::int64_t num_forced = args.forced == nullptr || state.forced_drafts != 0
+                                      ? 0
+                                      : min(std::int64_t{state.num_forced}, args.max_forced);
   const std::int64_t index = state.num_emitted + i;
   const float* logits = args.logits + (start + i) * args.vocab_size;
   if (index < num_forced) {
@@ -336,7 +431,8 @@ __device__ bool token_at(const SampleAccept& args, std::int64_t row, std::int64_
   } else if constexpr (kGreedyOnly) {
     token = arg_max(logits, args.vocab_size).id;
   } else {
-    token = sample(logits, args.vocab_size, state, static_cast<std::uint64_t>(index), *histograms);
+    token = sample(logits_at(args, state, slot, row, i, logits), args.vocab_size, state,
+                   static_cast<std::uint64_t>(index), *histograms);
   }
   return true;
 }
@@ -361,16 +457,6 @@ __global__ void __launch_bounds__(kThreads)
   if (token_at<false>(args, row, i, &histograms, token) && threadIdx.x == 0) {
     args.tokens[row * args.max_emitted + i] = token;
   }
-}
-
-__device__ bool is_end_id(const SlotState& state, std::int32_t token) {
-  const std::int32_t num_end_ids = min(state.num_end_ids, kMaxEndIds);
-  for (std::int32_t i = 0; i < num_end_ids; ++i) {
-    if (state.end_ids[i] == token) {
-      return true;
-    }
-  }
-  return false;
 }
 
 constexpr int kAcceptThreads = 128;

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "plugins/common/simd.h"
 #include "plugins/common/thread_pool.h"
+#include "plugins/sampling/logit_rules.h"
 #include "plugins/sampling/philox.h"
 #include "plugins/sampling/sampling.h"
 
@@ -401,6 +403,50 @@ bool is_end_id(const SlotState& state, std::int32_t token) {
   return std::find(state.end_ids, end, token) != end;
 }
 
+// The logits at one position of a row under the rules of its slot. `drafts` are those before the
+// position: tokens that the row emits.
+const float* rule_logits(const SampleAccept& args, std::int64_t slot, const float* logits,
+                         std::span<const std::int32_t> drafts, std::int64_t index) {
+  const SlotState& state = args.table[slot];
+  if (!has_rules(state)) {
+    return logits;
+  }
+  thread_local std::vector<float> ruled;
+  ruled.assign(logits, logits + args.vocab_size);
+  const bool penalties = args.token_counts != nullptr && has_penalties(state);
+  const std::uint16_t* counts = penalties ? args.token_counts + slot * args.vocab_size : nullptr;
+  const auto rule = [&](std::int64_t id, float bias) {
+    const auto num_drafted = penalties ? std::count(drafts.begin(), drafts.end(), id) : 0;
+    ruled[static_cast<std::size_t>(id)] =
+        ruled_logit(state, logits[id], penalties ? counts[id] : std::uint16_t{0},
+                    static_cast<std::int32_t>(num_drafted), bias);
+  };
+  if (penalties) {
+    for (std::int64_t id = 0; id < args.vocab_size; ++id) {
+      if (counts[id] != 0) {
+        rule(id, 0.0F);
+      }
+    }
+    for (const std::int32_t id : drafts) {
+      rule(id, 0.0F);
+    }
+  }
+  if (args.bias_ids != nullptr) {
+    const std::int64_t first = slot * kMaxLogitBiases;
+    for (std::int64_t i = first; i < first + std::min(state.num_biases, kMaxLogitBiases); ++i) {
+      rule(args.bias_ids[i], args.bias_values[i]);
+    }
+  }
+  if (index < state.min_tokens) {
+    for (std::int32_t i = 0; i < std::min(state.num_end_ids, kMaxEndIds); ++i) {
+      if (state.end_ids[i] >= 0 && state.end_ids[i] < args.vocab_size) {
+        ruled[static_cast<std::size_t>(state.end_ids[i])] = -kInfinity;
+      }
+    }
+  }
+  return ruled.data();
+}
+
 void accept_row(const SampleAccept& args, std::int64_t row) {
   const std::int64_t width = args.max_emitted;
   std::int32_t* tokens = args.tokens + row * width;
@@ -421,8 +467,9 @@ void accept_row(const SampleAccept& args, std::int64_t row) {
     return;
   }
 
-  const std::int64_t num_forced =
-      args.forced == nullptr ? 0 : std::min<std::int64_t>(state.num_forced, args.max_forced);
+  const std::int64_t num_forced = args.forced == nullptr || state.forced_drafts != 0
+                                      ? 0
+                                      : std::min<std::int64_t>(state.num_forced, args.max_forced);
   const std::int32_t* drafts = args.token_ids + args.rows.row_start[row] + 1;
   std::int32_t sampled = 0;
   while (true) {
@@ -430,8 +477,9 @@ void accept_row(const SampleAccept& args, std::int64_t row) {
     const std::int32_t token =
         args.forced != nullptr && index < num_forced
             ? args.forced[slot * args.max_forced + index]
-            : sample(args.logits + (start + sampled) * args.vocab_size, args.vocab_size, state,
-                     static_cast<std::uint64_t>(index));
+            : sample(rule_logits(args, slot, args.logits + (start + sampled) * args.vocab_size,
+                                 {drafts, static_cast<std::size_t>(sampled)}, index),
+                     args.vocab_size, state, static_cast<std::uint64_t>(index));
     tokens[sampled] = token;
     if (sampled + 1 >= len || drafts[sampled] != token) {
       break;

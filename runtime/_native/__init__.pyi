@@ -1,6 +1,6 @@
 """The C++ half of the runtime: executor, text handling and the CPU ops."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import enum
 import os
 
@@ -130,7 +130,7 @@ class TextStream:
     at a time.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, stops: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, stops: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, min_tokens: int = 0) -> None:
         """
         Starts an empty sequence.
 
@@ -139,6 +139,7 @@ class TextStream:
             stops: Stop strings.
             include_stop: End the text right after the stop instead of right before it.
             skip_special_tokens: Leave control tokens out of the text.
+            min_tokens: A stop string counts only in the text that comes after so many tokens.
 
         Raises:
             ValueError: A stop string is empty.
@@ -196,10 +197,13 @@ class FinishReason(enum.Enum):
 class SamplingConfig:
     """How the next token is chosen."""
 
-    def __init__(self, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int | None = None) -> None:
+    def __init__(self, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int | None = None, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Mapping[int, float] = {}) -> None:
         """
         temperature >= 0 (0 = greedy); top_k >= 0 (0 = off); top_p in (0, 1]; min_p in [0, 1);
-        seed: 64 bits, drawn at random if None.
+        seed: 64 bits, drawn at random if None. Before these, and for greedy too:
+        repetition_penalty > 0 (1 = off) of tokens in prompt or output; presence_penalty and
+        frequency_penalty of tokens in the output, 0 = off; logit_bias: id to what is added, at
+        most MAX_LOGIT_BIASES.
         """
 
     @property
@@ -231,6 +235,30 @@ class SamplingConfig:
 
     @seed.setter
     def seed(self, arg: int | None, /) -> None: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+    @repetition_penalty.setter
+    def repetition_penalty(self, arg: float, /) -> None: ...
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+    @presence_penalty.setter
+    def presence_penalty(self, arg: float, /) -> None: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @frequency_penalty.setter
+    def frequency_penalty(self, arg: float, /) -> None: ...
+
+    @property
+    def logit_bias(self) -> dict[int, float]: ...
+
+    @logit_bias.setter
+    def logit_bias(self, arg: Mapping[int, float], /) -> None: ...
 
 class OutputConfig:
     """What comes back besides text and token ids."""
@@ -371,12 +399,14 @@ class ExecutorConfig:
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], fail_after_tokens: int = 0) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0) -> None:
         """
-        max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the
-        engine's. allotted_time_ms: from enqueue. The last three are test hooks: what the
-        target says in place of its own choice, how many drafts of it are right in each
-        round, and after how many tokens of this request the loop fails.
+        max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most
+        max_tokens; before, no end id comes and no stop string counts. end_ids: None = the
+        engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, what
+        the target says in place of its own choice; draft_script, how many drafts of it are
+        right in each round; force_tokens, False if it is only drafted and not said;
+        fail_after_tokens, after how many tokens of this request the loop fails.
         """
 
     @property
@@ -458,10 +488,22 @@ class Request:
     def draft_script(self, arg: Sequence[int], /) -> None: ...
 
     @property
+    def force_tokens(self) -> bool: ...
+
+    @force_tokens.setter
+    def force_tokens(self, arg: bool, /) -> None: ...
+
+    @property
     def fail_after_tokens(self) -> int: ...
 
     @fail_after_tokens.setter
     def fail_after_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def min_tokens(self) -> int: ...
+
+    @min_tokens.setter
+    def min_tokens(self, arg: int, /) -> None: ...
 
 class RequestStats:
     """Steady-clock times (ns) and counts of one request."""

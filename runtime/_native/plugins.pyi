@@ -19,6 +19,8 @@ class ThreadPool:
 
 MAX_END_IDS: int = 8
 
+MAX_LOGIT_BIASES: int = 256
+
 def slot_table_dtype() -> numpy.dtype[numpy.void]:
     """The NumPy dtype of one entry of the slot table, laid out as SlotState."""
 
@@ -43,10 +45,11 @@ def causal_conv(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), or
       ValueError: a shape, a slot or a row start does not fit.
     """
 
-def commit_round(table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], num_emitted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], finish_reason: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ring_rows: int, history_limit: int, prefill: bool, pool: ThreadPool | None = None) -> None:
+def commit_round(table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], num_emitted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], finish_reason: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ring_rows: int, history_limit: int, prefill: bool, token_counts: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu')] | None = None, pool: ThreadPool | None = None) -> None:
     """
     Moves the cursors of every row's slot in `table` by what the step committed:
     `tokens` [num_rows, max_emitted], `num_emitted` and `finish_reason` [num_rows].
+    `token_counts` uint16 [num_slots, vocab_size] follows for slots with penalties.
     """
 
 def embedding(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
@@ -170,11 +173,13 @@ def round_metadata(table: numpy.typing.NDArray[numpy.void], row_slots: Annotated
     [num_tokens], rotary positions [3, num_tokens] and the logits rows to sample.
     """
 
-def sample_accept(logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sample_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sample_len: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], num_emitted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], num_accepted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], finish_reason: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], forced: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, pool: ThreadPool | None = None) -> None:
+def sample_accept(logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sample_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sample_len: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], num_emitted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], num_accepted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], finish_reason: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], forced: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, token_counts: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, bias_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, bias_values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, pool: ThreadPool | None = None) -> None:
     """
     Samples `logits` [num_logits, vocab_size] at every position of a row, accepts the
     drafts that agree and writes what the row emits into `tokens` [num_rows,
     max_emitted], `num_emitted`, `num_accepted` and `finish_reason` [num_rows].
+    Rules of the slots: `token_counts` uint16 [num_slots, vocab_size], `bias_ids` and
+    `bias_values` [num_slots, MAX_LOGIT_BIASES].
     """
 
 def stream_uniform(seed: int, index: int, lane: int) -> float:

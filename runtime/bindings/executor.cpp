@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -58,18 +59,36 @@ void bind_configs(nb::module_& module) {
       .def(
           "__init__",
           [](SamplingConfig* self, float temperature, std::int32_t top_k, float top_p, float min_p,
-             std::optional<std::uint64_t> seed) {
-            new (self) SamplingConfig{temperature, top_k, top_p, min_p, seed};
+             std::optional<std::uint64_t> seed, float repetition_penalty, float presence_penalty,
+             float frequency_penalty, std::map<TokenId, float> logit_bias) {
+            new (self) SamplingConfig{temperature,
+                                      top_k,
+                                      top_p,
+                                      min_p,
+                                      seed,
+                                      repetition_penalty,
+                                      presence_penalty,
+                                      frequency_penalty,
+                                      std::move(logit_bias)};
           },
           nb::kw_only(), "temperature"_a = 0.0F, "top_k"_a = 0, "top_p"_a = 1.0F, "min_p"_a = 0.0F,
-          "seed"_a = nb::none(),
+          "seed"_a = nb::none(), "repetition_penalty"_a = 1.0F, "presence_penalty"_a = 0.0F,
+          "frequency_penalty"_a = 0.0F, "logit_bias"_a = std::map<TokenId, float>{},
           "temperature >= 0 (0 = greedy); top_k >= 0 (0 = off); top_p in (0, 1]; min_p in [0, 1);\n"
-          "seed: 64 bits, drawn at random if None.")
+          "seed: 64 bits, drawn at random if None. Before these, and for greedy too:\n"
+          "repetition_penalty > 0 (1 = off) of tokens in prompt or output; presence_penalty and\n"
+          "frequency_penalty of tokens in the output, 0 = off; logit_bias: id to what is added, "
+          "at\n"
+          "most MAX_LOGIT_BIASES.")
       .def_rw("temperature", &SamplingConfig::temperature)
       .def_rw("top_k", &SamplingConfig::top_k)
       .def_rw("top_p", &SamplingConfig::top_p)
       .def_rw("min_p", &SamplingConfig::min_p)
-      .def_rw("seed", &SamplingConfig::seed);
+      .def_rw("seed", &SamplingConfig::seed)
+      .def_rw("repetition_penalty", &SamplingConfig::repetition_penalty)
+      .def_rw("presence_penalty", &SamplingConfig::presence_penalty)
+      .def_rw("frequency_penalty", &SamplingConfig::frequency_penalty)
+      .def_rw("logit_bias", &SamplingConfig::logit_bias);
 
   nb::class_<OutputConfig>(module, "OutputConfig", "What comes back besides text and token ids.")
       .def(
@@ -148,9 +167,11 @@ void bind_request(nb::module_& module) {
              bool ignore_end_ids, std::vector<std::string> stop_strings, bool include_stop,
              bool skip_special_tokens, std::optional<std::int64_t> allotted_time_ms,
              std::string client_id, std::vector<TokenId> forced_tokens,
-             std::vector<std::int32_t> draft_script, std::int32_t fail_after_tokens) {
+             std::vector<std::int32_t> draft_script, bool force_tokens,
+             std::int32_t fail_after_tokens, std::int32_t min_tokens) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
+                               min_tokens,
                                sampling,
                                output,
                                std::move(end_ids),
@@ -162,6 +183,7 @@ void bind_request(nb::module_& module) {
                                std::move(client_id),
                                std::move(forced_tokens),
                                std::move(draft_script),
+                               force_tokens,
                                fail_after_tokens};
           },
           "input_token_ids"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
@@ -170,11 +192,15 @@ void bind_request(nb::module_& module) {
           "include_stop"_a = false, "skip_special_tokens"_a = true,
           "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
-          "draft_script"_a = std::vector<std::int32_t>{}, "fail_after_tokens"_a = 0,
-          "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. end_ids: None = the\n"
-          "engine's. allotted_time_ms: from enqueue. The last three are test hooks: what the\n"
-          "target says in place of its own choice, how many drafts of it are right in each\n"
-          "round, and after how many tokens of this request the loop fails.")
+          "draft_script"_a = std::vector<std::int32_t>{}, "force_tokens"_a = true,
+          "fail_after_tokens"_a = 0, "min_tokens"_a = 0,
+          "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
+          "max_tokens; before, no end id comes and no stop string counts. end_ids: None = the\n"
+          "engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, "
+          "what\n"
+          "the target says in place of its own choice; draft_script, how many drafts of it are\n"
+          "right in each round; force_tokens, False if it is only drafted and not said;\n"
+          "fail_after_tokens, after how many tokens of this request the loop fails.")
       .def_rw("input_token_ids", &Request::input_token_ids)
       .def_rw("max_tokens", &Request::max_tokens)
       .def_rw("sampling", &Request::sampling)
@@ -188,7 +214,9 @@ void bind_request(nb::module_& module) {
       .def_rw("client_id", &Request::client_id)
       .def_rw("forced_tokens", &Request::forced_tokens)
       .def_rw("draft_script", &Request::draft_script)
-      .def_rw("fail_after_tokens", &Request::fail_after_tokens);
+      .def_rw("force_tokens", &Request::force_tokens)
+      .def_rw("fail_after_tokens", &Request::fail_after_tokens)
+      .def_rw("min_tokens", &Request::min_tokens);
 }
 
 void bind_reports(nb::module_& module) {

@@ -26,7 +26,10 @@ void sample_accept(
     const Array<const std::int32_t, 1>& sample_len, const Array<const std::int32_t, 1>& token_ids,
     const Array<std::int32_t, 2>& tokens, const Array<std::int32_t, 1>& num_emitted,
     const Array<std::int32_t, 1>& num_accepted, const Array<std::int32_t, 1>& finish_reason,
-    const std::optional<Array<const std::int32_t, 2>>& forced, ThreadPool* pool) {
+    const std::optional<Array<const std::int32_t, 2>>& forced,
+    const std::optional<Array<const std::uint16_t, 2>>& token_counts,
+    const std::optional<Array<const std::int32_t, 2>>& bias_ids,
+    const std::optional<Array<const float, 2>>& bias_values, ThreadPool* pool) {
   const auto num_rows = static_cast<std::int64_t>(slots.shape(0));
   const auto num_logits = static_cast<std::int64_t>(logits.shape(0));
   const auto max_emitted = static_cast<std::int64_t>(tokens.shape(1));
@@ -39,6 +42,28 @@ void sample_accept(
   check_shape(kOp, "finish_reason", finish_reason, {num_rows});
   if (forced) {
     check_shape(kOp, "forced", *forced, {table.num_slots, kAnySize});
+  }
+  const auto vocab_size = static_cast<std::int64_t>(logits.shape(1));
+  if (token_counts) {
+    check_shape(kOp, "token_counts", *token_counts, {table.num_slots, vocab_size});
+  }
+  check_argument(bias_ids.has_value() == bias_values.has_value(), kOp,
+                 "expected bias_ids and bias_values together, found one");
+  if (bias_ids) {
+    check_shape(kOp, "bias_ids", *bias_ids, {table.num_slots, kMaxLogitBiases});
+    check_shape(kOp, "bias_values", *bias_values, {table.num_slots, kMaxLogitBiases});
+    const SlotState* states = table.states(kOp);
+    for (std::int64_t slot = 0; slot < table.num_slots; ++slot) {
+      std::int64_t previous = -1;
+      for (std::int64_t i = 0; i < std::min(states[slot].num_biases, kMaxLogitBiases); ++i) {
+        const std::int32_t id = bias_ids->data()[slot * kMaxLogitBiases + i];
+        check_argument(id > previous && id < vocab_size, kOp,
+                       "expected rising bias_ids below " + std::to_string(vocab_size) + ", found " +
+                           std::to_string(id) + " after " + std::to_string(previous) + " in slot " +
+                           std::to_string(slot));
+        previous = id;
+      }
+    }
   }
   const RowBatch rows = row_batch(kOp, slots, row_start,
                                   static_cast<std::int64_t>(token_ids.shape(0)), table.num_slots);
@@ -55,7 +80,7 @@ void sample_accept(
                        ", found " + std::to_string(end) + " in row " + std::to_string(row));
   }
   cpu::sample_accept({.logits = logits.data(),
-                      .vocab_size = static_cast<std::int64_t>(logits.shape(1)),
+                      .vocab_size = vocab_size,
                       .table = table.states(kOp),
                       .rows = rows,
                       .sample_start = sample_start.data(),
@@ -63,6 +88,9 @@ void sample_accept(
                       .token_ids = token_ids.data(),
                       .forced = forced ? forced->data() : nullptr,
                       .max_forced = forced ? static_cast<std::int64_t>(forced->shape(1)) : 0,
+                      .token_counts = token_counts ? token_counts->data() : nullptr,
+                      .bias_ids = bias_ids ? bias_ids->data() : nullptr,
+                      .bias_values = bias_values ? bias_values->data() : nullptr,
                       .max_emitted = max_emitted,
                       .greedy_only = false,
                       .tokens = tokens.data(),
@@ -79,10 +107,14 @@ void bind_sampling(nb::module_& plugins) {
               nb::arg("row_start"), nb::arg("sample_start"), nb::arg("sample_len"),
               nb::arg("token_ids"), nb::arg("tokens"), nb::arg("num_emitted"),
               nb::arg("num_accepted"), nb::arg("finish_reason"), nb::arg("forced") = nb::none(),
-              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+              nb::arg("token_counts") = nb::none(), nb::arg("bias_ids") = nb::none(),
+              nb::arg("bias_values") = nb::none(), nb::arg("pool") = nb::none(),
+              nb::call_guard<nb::gil_scoped_release>(),
               "Samples `logits` [num_logits, vocab_size] at every position of a row, accepts the\n"
               "drafts that agree and writes what the row emits into `tokens` [num_rows,\n"
-              "max_emitted], `num_emitted`, `num_accepted` and `finish_reason` [num_rows].");
+              "max_emitted], `num_emitted`, `num_accepted` and `finish_reason` [num_rows].\n"
+              "Rules of the slots: `token_counts` uint16 [num_slots, vocab_size], `bias_ids` and\n"
+              "`bias_values` [num_slots, MAX_LOGIT_BIASES].");
   plugins.def("stream_uniform", &stream_uniform, nb::arg("seed"), nb::arg("index"), nb::arg("lane"),
               "The uniform number in [0, 1) of stream `seed` at `index`.");
   plugins.def("philox4x32", &philox4x32, nb::arg("counter"), nb::arg("key"),

@@ -40,6 +40,12 @@ constexpr Field kFields[] = {
     {"min_p", "<f4", offsetof(SlotState, min_p)},
     {"top_k", "<i4", offsetof(SlotState, top_k)},
     {"seed", "<u8", offsetof(SlotState, seed)},
+    {"repetition_penalty", "<f4", offsetof(SlotState, repetition_penalty)},
+    {"presence_penalty", "<f4", offsetof(SlotState, presence_penalty)},
+    {"frequency_penalty", "<f4", offsetof(SlotState, frequency_penalty)},
+    {"num_biases", "<i4", offsetof(SlotState, num_biases)},
+    {"min_tokens", "<i4", offsetof(SlotState, min_tokens)},
+    {"forced_drafts", "<i4", offsetof(SlotState, forced_drafts)},
 };
 
 nb::object slot_table_dtype() {
@@ -134,6 +140,7 @@ RowBatch row_batch(const char* op, const Array<const std::int32_t, 1>& slots,
 
 void bind_slot_table(nb::module_& plugins) {
   plugins.attr("MAX_END_IDS") = kMaxEndIds;
+  plugins.attr("MAX_LOGIT_BIASES") = kMaxLogitBiases;
   plugins.def("slot_table_dtype", &slot_table_dtype,
               nb::sig("def slot_table_dtype() -> numpy.dtype[numpy.void]"),
               "The NumPy dtype of one entry of the slot table, laid out as SlotState.");

@@ -160,14 +160,15 @@ at a time.)")
       .def(
           "__init__",
           [](TextStream* self, const Vocabulary& vocabulary, std::vector<std::string> stops,
-             bool include_stop, bool skip_special_tokens) {
+             bool include_stop, bool skip_special_tokens, std::int64_t min_tokens) {
             new (self) TextStream(vocabulary, {.stops = std::move(stops),
                                                .include_stop = include_stop,
-                                               .skip_special_tokens = skip_special_tokens});
+                                               .skip_special_tokens = skip_special_tokens,
+                                               .min_tokens = min_tokens});
           },
           "vocabulary"_a, nb::kw_only(), "stops"_a = std::vector<std::string>{},
-          "include_stop"_a = false, "skip_special_tokens"_a = true, nb::keep_alive<1, 2>(),
-          nb::call_guard<nb::gil_scoped_release>(),
+          "include_stop"_a = false, "skip_special_tokens"_a = true, "min_tokens"_a = 0,
+          nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>(),
           R"(Starts an empty sequence.
 
 Args:
@@ -175,6 +176,7 @@ Args:
     stops: Stop strings.
     include_stop: End the text right after the stop instead of right before it.
     skip_special_tokens: Leave control tokens out of the text.
+    min_tokens: A stop string counts only in the text that comes after so many tokens.
 
 Raises:
     ValueError: A stop string is empty.)")

@@ -114,7 +114,56 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.min_p = request.sampling.min_p;
   state.top_k = request.sampling.top_k;
   state.seed = sequence.seed;
+  // In the table 0 is off, and spares the row a look at its token counts.
+  const float repetition = request.sampling.repetition_penalty;
+  state.repetition_penalty = repetition == 1 ? 0 : repetition;
+  state.presence_penalty = request.sampling.presence_penalty;
+  state.frequency_penalty = request.sampling.frequency_penalty;
+  state.num_biases = static_cast<std::int32_t>(request.sampling.logit_bias.size());
+  state.min_tokens = request.min_tokens;
+  state.forced_drafts = request.force_tokens ? 0 : 1;
   return state;
+}
+
+void check_sampling(const SamplingConfig& sampling, std::int64_t vocab_size) {
+  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
+    refuse("sampling.temperature", std::to_string(sampling.temperature), "a finite value >= 0");
+  }
+  if (sampling.top_k < 0) {
+    refuse("sampling.top_k", std::to_string(sampling.top_k), "at least 0");
+  }
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
+    refuse("sampling.top_p", std::to_string(sampling.top_p), "a value in (0, 1]");
+  }
+  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
+    refuse("sampling.min_p", std::to_string(sampling.min_p), "a value in [0, 1)");
+  }
+  if (!std::isfinite(sampling.repetition_penalty) || sampling.repetition_penalty <= 0) {
+    refuse("sampling.repetition_penalty", std::to_string(sampling.repetition_penalty),
+           "a finite value > 0");
+  }
+  if (!std::isfinite(sampling.presence_penalty)) {
+    refuse("sampling.presence_penalty", std::to_string(sampling.presence_penalty),
+           "a finite value");
+  }
+  if (!std::isfinite(sampling.frequency_penalty)) {
+    refuse("sampling.frequency_penalty", std::to_string(sampling.frequency_penalty),
+           "a finite value");
+  }
+  if (sampling.logit_bias.size() > kMaxLogitBiases) {
+    refuse("sampling.logit_bias", std::to_string(sampling.logit_bias.size()) + " ids",
+           "at most " + std::to_string(kMaxLogitBiases));
+  }
+  for (const auto& [id, value] : sampling.logit_bias) {
+    if (id < 0 || id >= vocab_size) {
+      refuse("sampling.logit_bias", "id " + std::to_string(id),
+             "ids in [0, " + std::to_string(vocab_size) + ")");
+    }
+    if (!std::isfinite(value)) {
+      refuse("sampling.logit_bias", std::to_string(value) + " for id " + std::to_string(id),
+             "finite values");
+    }
+  }
 }
 
 }  // namespace
@@ -198,19 +247,12 @@ void Executor::check(const Request& request) const {
            "at most " + std::to_string(room) +
                " with this prompt, the room of the KV cache (max_kv_tokens)");
   }
-  const SamplingConfig& sampling = request.sampling;
-  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
-    refuse("sampling.temperature", std::to_string(sampling.temperature), "a finite value >= 0");
+  const std::int32_t longest = request.max_tokens.value_or(config_.default_max_tokens);
+  if (request.min_tokens < 0 || request.min_tokens > longest) {
+    refuse("min_tokens", std::to_string(request.min_tokens),
+           "0 to max_tokens = " + std::to_string(longest));
   }
-  if (sampling.top_k < 0) {
-    refuse("sampling.top_k", std::to_string(sampling.top_k), "at least 0");
-  }
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-    refuse("sampling.top_p", std::to_string(sampling.top_p), "a value in (0, 1]");
-  }
-  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
-    refuse("sampling.min_p", std::to_string(sampling.min_p), "a value in [0, 1)");
-  }
+  check_sampling(request.sampling, engine_.vocab_size);
   if (request.end_ids && request.end_ids->size() > kMaxEndIds) {
     refuse("end_ids", std::to_string(request.end_ids->size()) + " ids",
            "at most " + std::to_string(kMaxEndIds));
@@ -240,7 +282,8 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
   const auto num_prompt = static_cast<std::int64_t>(request.input_token_ids.size());
   const TextStreamOptions text_options{.stops = request.stop_strings,
                                        .include_stop = request.include_stop,
-                                       .skip_special_tokens = request.skip_special_tokens};
+                                       .skip_special_tokens = request.skip_special_tokens,
+                                       .min_tokens = request.min_tokens};
   auto sequence = std::make_shared<Sequence>(0, std::move(request), vocabulary_, text_options);
   const Request& wanted = sequence->request;
   const std::int64_t room = std::min(engine_.context_len - num_prompt, pool_room(num_prompt));
@@ -424,8 +467,12 @@ void Executor::cancel_all() {
 void Executor::admit() {
   for (const SequencePtr& sequence : scheduler_->admit()) {
     const Request& request = sequence->request;
-    runner_->admit(sequence->slot, slot_state(*sequence, request), sequence->pages,
-                   request.forced_tokens, request.draft_script);
+    runner_->admit(sequence->slot, {.state = slot_state(*sequence, request),
+                                    .pages = sequence->pages,
+                                    .prompt = request.input_token_ids,
+                                    .logit_bias = request.sampling.logit_bias,
+                                    .forced = request.forced_tokens,
+                                    .script = request.draft_script});
     sequence->stats.first_scheduled_ns = now_ns();
     const std::lock_guard lock(mutex_);
     num_waiting_tokens_ -= sequence->num_prompt_tokens();

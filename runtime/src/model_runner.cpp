@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "plugins/common/error.h"
+#include "plugins/sampling/logit_rules.h"
 
 namespace deltaflash {
 namespace {
@@ -193,6 +194,9 @@ void ModelRunner::allocate_pools(const Program& program) {
                   .page_table = allocate<std::int32_t>({slots, limits_.max_pages}),
                   .forced = allocate<std::int32_t>({slots, limits_.max_forced}),
                   .script = allocate<std::int32_t>({slots, limits_.max_forced}),
+                  .token_counts = allocate<std::uint16_t>({slots, config.vocab_size}),
+                  .bias_ids = allocate<std::int32_t>({slots, kMaxLogitBiases}),
+                  .bias_values = allocate<float>({slots, kMaxLogitBiases}),
                   .max_pages = limits_.max_pages,
                   .max_forced = limits_.max_forced};
   allocate_step_arrays();
@@ -227,9 +231,8 @@ void ModelRunner::allocate_step_arrays() {
   }
 }
 
-void ModelRunner::admit(std::int32_t slot, const SlotState& state,
-                        std::span<const std::int32_t> pages, std::span<const std::int32_t> forced,
-                        std::span<const std::int32_t> script) {
+void ModelRunner::admit(std::int32_t slot, const Admission& admission) {
+  const auto& [state, pages, prompt, logit_bias, forced, script] = admission;
   std::vector<std::int32_t> page_row(static_cast<std::size_t>(limits_.max_pages), -1);
   std::copy(pages.begin(), pages.end(), page_row.begin());
   device_->upload(memory_.slot.table + slot, &state, sizeof state);
@@ -239,6 +242,26 @@ void ModelRunner::admit(std::int32_t slot, const SlotState& state,
                   forced.size_bytes());
   device_->upload(memory_.slot.script + slot * limits_.max_forced, script.data(),
                   script.size_bytes());
+  if (has_penalties(state)) {
+    std::vector<std::uint16_t> counts(static_cast<std::size_t>(memory_.config.vocab_size), 0);
+    for (const std::int32_t id : prompt) {
+      counts[static_cast<std::size_t>(id)] = kTokenInPrompt;
+    }
+    device_->upload(memory_.slot.token_counts + slot * memory_.config.vocab_size, counts.data(),
+                    counts.size() * sizeof(std::uint16_t));
+  }
+  if (!logit_bias.empty()) {
+    std::vector<std::int32_t> ids;
+    std::vector<float> values;
+    for (const auto& [id, value] : logit_bias) {
+      ids.push_back(id);
+      values.push_back(value);
+    }
+    device_->upload(memory_.slot.bias_ids + slot * std::int64_t{kMaxLogitBiases}, ids.data(),
+                    ids.size() * sizeof(std::int32_t));
+    device_->upload(memory_.slot.bias_values + slot * std::int64_t{kMaxLogitBiases}, values.data(),
+                    values.size() * sizeof(float));
+  }
 }
 
 void ModelRunner::launch(const StepPlan& plan) {

@@ -32,6 +32,16 @@ struct RunnerLimits {
   std::int64_t max_unread;     // steps launched but not read
 };
 
+/// What a sequence brings to its slot. Nothing of the slot's earlier life is read afterwards.
+struct Admission {
+  SlotState state;
+  std::span<const std::int32_t> pages;
+  std::span<const std::int32_t> prompt;  // counted if the state has penalties
+  const std::map<std::int32_t, float>& logit_bias;
+  std::span<const std::int32_t> forced;  // test hooks
+  std::span<const std::int32_t> script;
+};
+
 /// One row of a step. The device knows the slot's lengths; the host says who runs.
 struct StepRow {
   std::int32_t slot;
@@ -44,7 +54,7 @@ struct StepRow {
 struct StepPlan {
   bool prefill = false;
   bool scripted_draft = false;  // verify: run the scripted drafter first
-  bool greedy_only = false;     // every row's temperature is 0
+  bool greedy_only = false;     // every row takes the arg max of its logits as they are
   bool read_logits = false;
   std::vector<StepRow> rows;
   std::vector<std::int32_t> token_ids;  // prefill: packed
@@ -80,10 +90,8 @@ class ModelRunner {
   std::int64_t max_logits() const { return max_logits_; }
   std::string_view device_name() const { return device_->name(); }
 
-  /// Hands a slot to a sequence: its table entry, its pages and, for tests, its forced output and
-  /// draft script. Nothing of the slot's earlier life is read afterwards.
-  void admit(std::int32_t slot, const SlotState& state, std::span<const std::int32_t> pages,
-             std::span<const std::int32_t> forced, std::span<const std::int32_t> script);
+  /// Hands a slot to a sequence.
+  void admit(std::int32_t slot, const Admission& admission);
 
   /// Enqueues a step and its read-back. At most RunnerLimits::max_unread steps may be unread.
   void launch(const StepPlan& plan);

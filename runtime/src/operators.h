@@ -32,10 +32,13 @@ struct StepArrays {
 
 /// Device memory that belongs to slots.
 struct SlotArrays {
-  SlotState* table;          // [num_slots]
-  std::int32_t* page_table;  // [num_slots, max_pages]
-  std::int32_t* forced;      // [num_slots, max_forced]
-  std::int32_t* script;      // [num_slots, max_forced]
+  SlotState* table;             // [num_slots]
+  std::int32_t* page_table;     // [num_slots, max_pages]
+  std::int32_t* forced;         // [num_slots, max_forced]
+  std::int32_t* script;         // [num_slots, max_forced]
+  std::uint16_t* token_counts;  // [num_slots, vocab_size]; read for slots with penalties
+  std::int32_t* bias_ids;       // [num_slots, kMaxLogitBiases]
+  float* bias_values;           // [num_slots, kMaxLogitBiases]
   std::int64_t max_pages;
   std::int64_t max_forced;
 };

@@ -3,6 +3,17 @@
 #include <algorithm>
 
 namespace deltaflash {
+namespace {
+
+/// Whether the next token is the arg max of the logits as the model gives them.
+bool is_plain_greedy(const Request& request) {
+  const SamplingConfig& sampling = request.sampling;
+  return sampling.temperature == 0 && sampling.repetition_penalty == 1 &&
+         sampling.presence_penalty == 0 && sampling.frequency_penalty == 0 &&
+         sampling.logit_bias.empty() && request.min_tokens == 0;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const ExecutorConfig& config, std::int64_t num_pages, std::int64_t max_logits)
     : config_(config), max_logits_(max_logits), pages_(num_pages, config.kv_page_size) {
@@ -123,7 +134,7 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
                               .all_logits = all_logits});
     step.plan.read_logits |=
         all_logits || (last && sequence->request.output.return_generation_logits);
-    step.plan.greedy_only &= sequence->request.sampling.temperature == 0;
+    step.plan.greedy_only &= is_plain_greedy(sequence->request);
     step.rows.push_back(sequence);
     budget -= count;
     logits_left -= all_logits ? count : static_cast<std::int64_t>(last);
@@ -154,7 +165,7 @@ ScheduledStep Scheduler::plan_verify() {
                               .all_logits = true});
     step.plan.scripted_draft |= !sequence->request.draft_script.empty();
     step.plan.read_logits |= sequence->request.output.return_generation_logits;
-    step.plan.greedy_only &= sequence->request.sampling.temperature == 0;
+    step.plan.greedy_only &= is_plain_greedy(sequence->request);
     step.rows.push_back(sequence);
     ++sequence->num_in_flight;
     ++sequence->num_sampling_in_flight;

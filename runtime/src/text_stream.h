@@ -15,6 +15,7 @@ struct TextStreamOptions {
   std::vector<std::string> stops = {};  // each non-empty UTF-8
   bool include_stop = false;            // the text ends with the stop, not before it
   bool skip_special_tokens = true;
+  std::int64_t min_tokens = 0;  // a stop counts only where it lies wholly in later text, see push
 };
 
 /// The text of one sequence: takes the emitted tokens in turn, decodes them and looks for stop
@@ -28,7 +29,9 @@ class TextStream {
   TextStream(const Vocabulary& vocabulary, TextStreamOptions options);
 
   /// Adds one token. Returns true if a stop string is complete, with this token or before;
-  /// tokens after that are neither decoded nor counted.
+  /// tokens after that are neither decoded nor counted. What the first `min_tokens` tokens make
+  /// certain is released without a look for stops; a character that they leave incomplete is text
+  /// of the token that completes it.
   bool push(std::int32_t token_id);
 
   /// The sequence ends here for another reason: releases what was held back. An incomplete
@@ -51,6 +54,7 @@ class TextStream {
  private:
   Detokenizer detokenizer_;
   StopMatcher matcher_;
+  std::int64_t min_tokens_;
   std::string piece_;     // decoded in one call; kept for its memory
   std::string released_;  // not taken yet
   std::int64_t num_tokens_ = 0;

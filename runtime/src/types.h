@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,11 @@ struct SamplingConfig {
   float top_p = 1.0F;                 // (0, 1]; 1 = off
   float min_p = 0.0F;                 // [0, 1); 0 = off
   std::optional<std::uint64_t> seed;  // drawn at random if absent
+  // Rules for the logits, before temperature and filters, and for greedy too: see sampling.h.
+  float repetition_penalty = 1.0F;      // > 0; 1 = off; of tokens in prompt or output
+  float presence_penalty = 0.0F;        // finite; of tokens in the output
+  float frequency_penalty = 0.0F;       // finite; for each time a token is in the output
+  std::map<TokenId, float> logit_bias;  // finite; at most kMaxLogitBiases, ids of the vocabulary
 };
 
 /// What comes back besides text and token ids.
@@ -31,6 +37,7 @@ struct OutputConfig {
 struct Request {
   std::vector<TokenId> input_token_ids;    // at least one, each in [0, vocab_size)
   std::optional<std::int32_t> max_tokens;  // >= 1; absent = ExecutorConfig::default_max_tokens
+  std::int32_t min_tokens = 0;             // [0, max_tokens]; before, no end id and no stop string
   SamplingConfig sampling;
   OutputConfig output;
   std::optional<std::vector<TokenId>> end_ids;  // absent = the engine's; at most kMaxEndIds
@@ -43,6 +50,7 @@ struct Request {
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
+  bool force_tokens = true;                // false: forced_tokens are drafted, but not said
   std::int32_t fail_after_tokens = 0;      // the loop fails when so many came out; 0 = never
 };
 

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 MAX_END_IDS = 8
 """Most end tokens of one request, kMaxEndIds of plugins/common/slot_table.h."""
+MAX_LOGIT_BIASES = 256
+"""Most biased tokens of one request, kMaxLogitBiases of plugins/common/slot_table.h."""
 MAX_MIN_P = 1 - 2**-24
 """The executor takes min_p below 1; this is the float32 before it, and leaves only ties."""
 WATCH_S = 0.25
@@ -181,6 +183,10 @@ class ExecutorBackend:
                 top_p=sampling.top_p,
                 min_p=min(sampling.min_p, MAX_MIN_P),
                 seed=sampling.seed,
+                repetition_penalty=sampling.repetition_penalty,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                logit_bias=dict(sampling.logit_bias),
             ),
             end_ids=end_ids,
             ignore_end_ids=request.ignore_end_tokens and end_ids is None,
@@ -189,6 +195,7 @@ class ExecutorBackend:
             skip_special_tokens=request.skip_special_tokens,
             allotted_time_ms=request.allotted_time_ms,
             client_id=request.request_id,
+            min_tokens=request.min_tokens,
         )
 
     def _deliver(self) -> None:
@@ -390,6 +397,7 @@ def describe_engine(
         max_queued=config.max_queue_size,
         kv_capacity_tokens=report.pages_total * report.page_size - reserve,
         max_stop_token_ids=max(0, MAX_END_IDS - len(engine.end_ids)),
+        max_logit_biases=MAX_LOGIT_BIASES,
         # The executor's room for drafts is no drafter, and no engine has one yet.
         max_draft_tokens=0,
     )

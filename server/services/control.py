@@ -127,7 +127,7 @@ def limits_message(info: EngineInfo, config: ServerConfig) -> control_pb2.Limits
         max_stop_strings=config.max_stop_strings,
         max_stop_string_bytes=config.max_stop_string_bytes,
         max_stop_token_ids=info.max_stop_token_ids,
-        max_logit_biases=0,
+        max_logit_biases=info.max_logit_biases,
         max_top_logprobs=0,
         max_queued=info.max_queued,
         max_document_pages=0,

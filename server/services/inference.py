@@ -16,7 +16,7 @@ from server.backend import (
     GenerationStats,
 )
 from server.config import ServerConfig
-from server.errors import DeadlinePassedError, describe
+from server.errors import DeadlinePassedError, PromptTooLongError, describe
 from server.live_requests import LiveRequest
 from server.service_context import Engine, ServiceContext
 from server.services.call import CallContext, call
@@ -71,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 draft,
                 request_id=live.request_id,
                 prompt_ids=prompt_ids,
-                max_tokens=answer_limit(draft.max_tokens, len(prompt_ids), info),
+                max_tokens=answer_limit(draft, len(prompt_ids), info),
                 allotted_time_ms=allotted_time_ms(remaining_s, self.context.config),
             )
             stream = AnswerStream(
@@ -221,6 +221,7 @@ def check_generate(
         request_id="",
         prompt_ids=(),
         max_tokens=stopping.max_tokens or 0,
+        min_tokens=stopping.min_tokens,
         sampling=sampling,
         stop_strings=stopping.stop_strings,
         stop_token_ids=stopping.stop_token_ids,
@@ -230,23 +231,27 @@ def check_generate(
     )
 
 
-def answer_limit(named: int, num_prompt_tokens: int, info: EngineInfo) -> int:
+def answer_limit(draft: GenerationRequest, num_prompt_tokens: int, info: EngineInfo) -> int:
     """Returns the limit that holds for an answer, tokens, at least 1.
 
     A named limit is cut by the context only, so that one that the KV cache cannot hold is refused
-    and not made smaller; the default gives way to both.
+    and not made smaller; the default gives way to both, as far as min_tokens lets it.
 
     Args:
-        named: The request's max_tokens; 0 when absent.
+        draft: The request; its max_tokens is 0 when not named.
         num_prompt_tokens: Length of the prompt, below context_len.
         info: What is loaded.
+
+    Raises:
+        PromptTooLongError: It leaves no room for min_tokens.
     """
     context_room = info.context_len - num_prompt_tokens
-    if named:
-        return min(named, context_room)
-    return max(
-        1, min(info.default_max_tokens, context_room, info.kv_capacity_tokens - num_prompt_tokens)
-    )
+    if draft.min_tokens > context_room:
+        raise PromptTooLongError(num_prompt_tokens, info.context_len - draft.min_tokens)
+    if draft.max_tokens:
+        return min(draft.max_tokens, context_room)
+    cache_room = info.kv_capacity_tokens - num_prompt_tokens
+    return max(1, draft.min_tokens, min(info.default_max_tokens, context_room, cache_room))
 
 
 def allotted_time_ms(remaining_s: float | None, config: ServerConfig) -> int | None:

@@ -11,7 +11,7 @@ from conftest import DATA
 from executor_client import Collected, Collector, run, wait_idle
 from tokenizers import Tokenizer
 
-from runtime import FinishReason, Request
+from runtime import FinishReason, Request, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,3 +265,28 @@ def test_time_limit_ends_a_running_request(make_executor: Callable[..., Executor
     assert result.finish_reason is FinishReason.TIMED_OUT
     assert result.token_ids
     wait_idle(executor)
+
+
+@pytest.mark.parametrize("script", DRAFT_SCRIPTS)
+def test_no_end_before_min_tokens(scripted: Executor, script: list[int]) -> None:
+    """A stop string counts from there on only, and no end id comes, at each position of a block."""
+    stop, ids = "|", text_ids("ab|cd|ef|gh|")
+    assert TOKENIZER.decode(ids) == "ab|cd|ef|gh|"
+    for min_tokens in range(len(ids) + 1):
+        got = say(scripted, ids, stop_strings=[stop], min_tokens=min_tokens, draft_script=script)
+        free = TOKENIZER.decode(ids[:min_tokens])
+        later = TOKENIZER.decode(ids)[len(free) :]
+        assert got.text == free + later.split(stop)[0]
+        stops = stop in later
+        assert got.finish_reason is (FinishReason.STOP_WORDS if stops else FinishReason.LENGTH)
+        assert got.num_completion_tokens > min_tokens or not stops
+
+    likely = SamplingConfig(logit_bias={END_ID: 1e4})
+    for min_tokens in range(2 * MAX_DRAFT):
+        (got,) = run(
+            scripted,
+            Request([1, 2, 3], 40, sampling=likely, min_tokens=min_tokens, draft_script=script),
+        )
+        assert got.finish_reason is FinishReason.END_ID
+        assert got.num_completion_tokens == min_tokens + 1
+        assert END_ID not in got.token_ids[:-1]

@@ -11,6 +11,7 @@ import pytest
 from conftest import DATA, load_expected
 from executor_client import Collector, run, wait_idle
 from reference.qwen3_5 import load_safetensors
+from reference.sampling import Rules, SamplingParams, ruled_logits, sample, stream_uniform
 
 from runtime import FinishReason, OutputConfig, Request, SamplingConfig
 
@@ -73,30 +74,48 @@ def test_recorded_ids_and_logits(
 
 
 def random_request(rng: random.Random, vocab_size: int = 490) -> dict[str, Any]:
-    """Keywords of a request of random length, greedy or seeded."""
-    sampling = (
-        SamplingConfig()
-        if rng.random() < 0.6
-        else SamplingConfig(
-            temperature=rng.uniform(0.3, 1.5),
-            top_k=rng.choice([0, 5, 40]),
-            top_p=rng.choice([1.0, 0.8]),
-            seed=rng.getrandbits(64),
-        )
-    )
+    """Keywords of a request of random length, greedy or seeded, with rules or without."""
+    sampling: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        sampling = {
+            "temperature": rng.uniform(0.3, 1.5),
+            "top_k": rng.choice([0, 5, 40]),
+            "top_p": rng.choice([1.0, 0.8]),
+            "min_p": rng.choice([0.0, 0.05]),
+            "seed": rng.getrandbits(64),
+        }
+    if rng.random() < 0.5:
+        sampling["repetition_penalty"] = rng.choice([1.0, 0.8, 1.3])
+        sampling["presence_penalty"] = rng.choice([0.0, 0.7, -0.4])
+        sampling["frequency_penalty"] = rng.choice([0.0, 0.5, -0.1])
+    if rng.random() < 0.3:
+        biased = rng.sample(range(vocab_size), rng.choice([1, 20, 256]))
+        sampling["logit_bias"] = {token: rng.uniform(-5, 5) for token in biased}
+    max_tokens = rng.randint(1, 40)
     return {
         "input_token_ids": [rng.randrange(vocab_size) for _ in range(rng.randint(1, 200))],
-        "max_tokens": rng.randint(1, 40),
-        "sampling": sampling,
-        "ignore_end_ids": True,
+        "max_tokens": max_tokens,
+        "sampling": SamplingConfig(**sampling),
+        **(
+            {"ignore_end_ids": True}
+            if rng.random() < 0.7
+            # Many end ids would come early, but for min_tokens.
+            else {
+                "end_ids": rng.sample(range(vocab_size), 8),
+                "min_tokens": rng.randint(0, max_tokens),
+            }
+        ),
         "output": OutputConfig(return_generation_logits=True),
     }
+
+
+NUM_CROWD = 64
 
 
 @pytest.mark.parametrize("rounds_in_flight", [1, 2])
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("checkpoint", ["tiny_qwen3_5", "tiny_ratio3"])
-def test_each_of_32_gets_what_it_gets_alone(
+def test_each_of_64_gets_what_it_gets_alone(
     make_executor: Callable[..., Executor],
     engine_dirs: dict[str, Path],
     checkpoint: str,
@@ -106,7 +125,7 @@ def test_each_of_32_gets_what_it_gets_alone(
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     rng = random.Random(seed)
-    wanted = [random_request(rng) for _ in range(32)]
+    wanted = [random_request(rng) for _ in range(NUM_CROWD)]
 
     alone = make_executor(engine_dirs[checkpoint], max_batch_size=1)
     solo = [run(alone, Request(**keywords))[0] for keywords in wanted]
@@ -123,7 +142,7 @@ def test_each_of_32_gets_what_it_gets_alone(
     )
     collector = Collector(crowd)
     request_ids = []
-    cancelled = set(rng.sample(range(32), 6))
+    cancelled = set(rng.sample(range(NUM_CROWD), 12))
     to_cancel: list[int] = []
     for index, keywords in enumerate(wanted):
         request_ids.append(collector.submit(Request(**keywords)))
@@ -146,6 +165,7 @@ def test_each_of_32_gets_what_it_gets_alone(
             continue
         assert got.token_ids == expected.token_ids, f"request {index}"
         assert got.text == expected.text
+        assert got.finish_reason is expected.finish_reason
         np.testing.assert_array_equal(got.generation_logits, expected.generation_logits)
     wait_idle(crowd)
 
@@ -216,6 +236,132 @@ def test_drafts_change_the_steps_but_not_the_output(
     # tokens = first + one a step + accepted, less what max_tokens cut off
     assert length - 1 <= got.stats.num_steps + got.stats.num_accepted <= length
     assert got.stats.num_accepted <= got.stats.num_drafted
+
+
+RULED = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 77},
+}
+
+
+@pytest.mark.parametrize("rounds_in_flight", [1, 2])
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+@pytest.mark.parametrize("sampling", RULED.values(), ids=RULED.keys())
+@pytest.mark.parametrize(("checkpoint", "case"), [TEXT_CASES[0], TEXT_CASES[4]])
+def test_drafts_do_not_change_what_rules_choose(
+    make_executor: Callable[..., Executor],
+    engine_dirs: dict[str, Path],
+    checkpoint: str,
+    case: str,
+    sampling: dict[str, Any],
+    script: list[int],
+    rounds_in_flight: int,
+) -> None:
+    """The drafts of a block count as what they become once accepted."""
+    prompt = load_expected(checkpoint)["cases"][case]["input_ids"]
+    length = 60
+    rules = SamplingConfig(
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.4,
+        logit_bias={7: 1.0, 11: -2.0},
+        **sampling,
+    )
+    plain = make_executor(engine_dirs[checkpoint])
+    keywords: dict[str, Any] = {"sampling": rules, "ignore_end_ids": True}
+    (expected,) = run(plain, Request(prompt, length, **keywords))
+    (without,) = run(
+        plain, Request(prompt, length, sampling=SamplingConfig(**sampling), ignore_end_ids=True)
+    )
+    assert expected.token_ids != without.token_ids
+
+    drafting = make_executor(
+        engine_dirs[checkpoint],
+        max_draft_tokens=7,
+        max_scripted_tokens=64,
+        max_rounds_in_flight=rounds_in_flight,
+    )
+    # Its own plain output is drafted but not forced: the sampler says it itself.
+    got, beside = run(
+        drafting,
+        Request(
+            prompt,
+            length,
+            forced_tokens=expected.token_ids,
+            draft_script=script,
+            force_tokens=False,
+            **keywords,
+        ),
+        Request(prompt, length, sampling=SamplingConfig(**sampling), ignore_end_ids=True),
+    )
+    assert got.token_ids == expected.token_ids
+    assert beside.token_ids == without.token_ids
+    assert got.stats is not None
+    if script == [7]:
+        assert got.stats.num_steps == -(-(length - 1) // 8)
+    if script == [0]:
+        assert got.stats.num_accepted == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("checkpoint", ["tiny_qwen3_5", "tiny_ratio3"])
+def test_rules_choose_what_the_reference_chooses(
+    make_executor: Callable[..., Executor],
+    engine_dirs: dict[str, Path],
+    checkpoint: str,
+    temperature: float,
+) -> None:
+    """From the logits that come back, which are the model's own."""
+    prompt, end_ids, seed = [5, 9, 33, 9], (40, 41, 504), 99
+    rules = Rules(1.3, 0.5, -0.4, ((7, 2.5), (40, 30.0), (41, 29.5)), min_tokens=12)
+    (got,) = run(
+        make_executor(engine_dirs[checkpoint], max_batch_size=1),
+        Request(
+            prompt,
+            40,
+            sampling=SamplingConfig(
+                temperature=temperature,
+                seed=seed,
+                repetition_penalty=rules.repetition_penalty,
+                presence_penalty=rules.presence_penalty,
+                frequency_penalty=rules.frequency_penalty,
+                logit_bias=dict(rules.logit_bias),
+            ),
+            min_tokens=rules.min_tokens,
+            end_ids=list(end_ids),
+            output=OutputConfig(return_generation_logits=True),
+        ),
+    )
+    assert got.generation_logits is not None
+    assert got.finish_reason is FinishReason.END_ID
+    assert len(got.token_ids) == len(got.generation_logits) == rules.min_tokens + 1
+    for index, logits in enumerate(got.generation_logits):
+        ruled = ruled_logits(
+            logits,
+            rules,
+            index,
+            prompt=tuple(prompt),
+            output=tuple(got.token_ids[:index]),
+            end_ids=end_ids,
+        )
+        uniform = stream_uniform(seed, index, 0)
+        assert got.token_ids[index] == sample(ruled, SamplingParams(temperature), uniform)
+
+
+def test_rules_outlive_no_request(make_executor: Callable[..., Executor]) -> None:
+    """A slot's counts and biases are those of the request in it."""
+    executor = make_executor(max_batch_size=1)
+    all_different = SamplingConfig(presence_penalty=1000.0)
+    (first,) = run(executor, Request([5, 9], 200, sampling=all_different, ignore_end_ids=True))
+    assert len(set(first.token_ids)) == 200
+    (plain,) = run(executor, Request([5, 9], 200, ignore_end_ids=True))
+    assert len(set(plain.token_ids)) < 200
+    biased = SamplingConfig(repetition_penalty=0.1, logit_bias={3: 50.0})
+    run(executor, Request([5, 9, 40], 30, sampling=biased, ignore_end_ids=True))
+    (again,) = run(executor, Request([5, 9], 200, sampling=all_different, ignore_end_ids=True))
+    assert again.token_ids == first.token_ids
+    (last,) = run(executor, Request([5, 9], 200, ignore_end_ids=True))
+    assert last.token_ids == plain.token_ids
 
 
 def test_seeded_sampling_depends_on_seed_and_position_only(

@@ -50,6 +50,26 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"sampling": SamplingConfig(top_p=NAN)}, "sampling.top_p"),
     ({"sampling": SamplingConfig(min_p=1.0)}, "sampling.min_p"),
     ({"sampling": SamplingConfig(min_p=NAN)}, "sampling.min_p"),
+    *[
+        ({"sampling": SamplingConfig(repetition_penalty=x)}, "sampling.repetition_penalty")
+        for x in (0.0, -1.0, NAN, INF)
+    ],
+    *[
+        ({"sampling": SamplingConfig(**{name: x})}, f"sampling.{name}")
+        for name in ("presence_penalty", "frequency_penalty")
+        for x in (NAN, INF, -INF)
+    ],
+    ({"sampling": SamplingConfig(logit_bias={512: 1.0})}, "sampling.logit_bias: id 512"),
+    ({"sampling": SamplingConfig(logit_bias={-1: 1.0})}, "sampling.logit_bias: id -1"),
+    ({"sampling": SamplingConfig(logit_bias={5: NAN})}, "sampling.logit_bias: nan for id 5"),
+    ({"sampling": SamplingConfig(logit_bias={5: INF})}, "sampling.logit_bias: inf for id 5"),
+    (
+        {"sampling": SamplingConfig(logit_bias=dict.fromkeys(range(257), 1.0))},
+        "sampling.logit_bias: 257 ids, expected at most 256",
+    ),
+    ({"min_tokens": -1}, "min_tokens: -1, expected 0 to max_tokens = 1"),
+    ({"min_tokens": 2}, "min_tokens: 2, expected 0 to max_tokens = 1"),
+    ({"max_tokens": None, "min_tokens": 1025}, "min_tokens: 1025, expected 0 to max_tokens = 1024"),
     ({"end_ids": list(range(9))}, "end_ids: 9 ids"),
     ({"allotted_time_ms": 0}, "allotted_time_ms: 0"),
     ({"stop_strings": [""]}, "stop"),

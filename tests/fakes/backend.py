@@ -35,6 +35,7 @@ INFO = EngineInfo(
     max_queued=8,
     kv_capacity_tokens=2048,
     max_stop_token_ids=7,
+    max_logit_biases=256,
 )
 
 

@@ -38,6 +38,7 @@ CALLS = {
     "sample_accept": [
         *(zeros(2, 4), TABLE, ids(0, -1), ids(0, 2, 2), ids(0, -1), ids(2, 0), ids(1, 1)),
         *(np.zeros((2, 2), np.int32), ids(0, 0), ids(0, 0), ids(0, 0), ids(1, 1)[None]),
+        *(np.zeros((1, 4), np.uint16), np.zeros((1, 256), np.int32), zeros(1, 256)),
     ],
 }
 # A view into the fused projection: the op itself looks at its strides.
@@ -61,7 +62,7 @@ def test_takes_an_array_as_it_is_or_not_at_all(op: str, position: int) -> None:
 
     fitting = CALLS[op][position]
     call(fitting)
-    wide = np.int64 if fitting.dtype == np.int32 else np.float64
+    wide = np.int64 if fitting.dtype.kind in "iu" else np.float64
     with pytest.raises(TypeError, match=op):
         call(fitting.astype(wide))
     strided = np.repeat(fitting, 2, -1)[..., ::2]

@@ -116,6 +116,48 @@ def test_a_finished_slot_still_mirrors_the_flush() -> None:
     assert (state["finish_reason"], state["last_token"], state["num_rounds"]) == (1, 77, 3)
 
 
+def test_counts_what_slots_with_penalties_emit(rng: np.random.Generator) -> None:
+    """Prefill and verify rows alike; slots without penalties, finished and padded rows do not."""
+    vocab_size = 50
+    table = plugins.make_slot_table(6)
+    table["num_remaining"] = 1000
+    table["repetition_penalty"] = [1.2, 0, 0, 0, 1.2, 0]
+    table["presence_penalty"] = [0, -0.5, 0, 0, 0, 0]
+    table["frequency_penalty"] = [0, 0, 0.5, 0, 0, 0]
+    table["num_biases"][3] = table["min_tokens"][3] = 7  # rules, but no penalties
+    table["finish_reason"][4] = 1
+    counts = rng.integers(0, 2**16, (6, vocab_size), np.uint16)
+    counts[:, :5] = [0x7FFF, 0xFFFF, 0x7FFE, 0x8000, 0]
+    want = counts.astype(np.int64)
+    for round_ in range(40):
+        prefill = round_ % 4 == 0
+        slots = np.append(rng.permutation(6), -1).astype(np.int32)
+        rng.shuffle(slots)
+        lens = rng.integers(1, MAX_ROW + 1, 7)
+        emitted = rng.integers(0, np.full(7, 2) if prefill else lens + 1).astype(np.int32)
+        tokens = np.full((7, MAX_ROW), -1, np.int32)
+        for row, slot in enumerate(slots):
+            tokens[row, : emitted[row]] = rng.integers(0, 9, emitted[row])
+            if slot < 0:
+                emitted[row] = -3
+            elif slot < 3:
+                for token in tokens[row, : emitted[row]]:
+                    want[slot, token] += (want[slot, token] & 0x7FFF) != 0x7FFF
+        plugins.commit_round(
+            table,
+            slots,
+            np.concatenate([[0], np.cumsum(lens)]).astype(np.int32),
+            tokens,
+            emitted,
+            np.zeros(7, np.int32),
+            16,
+            8,
+            prefill,
+            counts,
+        )
+        np.testing.assert_array_equal(counts, want)
+
+
 def test_refuses_what_would_read_past_the_tokens() -> None:
     table = plugins.make_slot_table(1)
     rows = (np.zeros(1, np.int32), np.array([0, 4], np.int32))
@@ -127,3 +169,10 @@ def test_refuses_what_would_read_past_the_tokens() -> None:
         plugins.commit_round(table, *rows, tokens, zeros + 5, zeros, 16, 8, False)
     with pytest.raises(ValueError, match="expected ring_rows to be a power of two, got 12"):
         plugins.commit_round(table, *rows, tokens, zeros, zeros, 12, 8, False)
+    counts = np.zeros((1, 9), np.uint16)
+    with pytest.raises(ValueError, match=r"expected tokens in \[0, 9\), found 9 in row 0"):
+        plugins.commit_round(table, *rows, tokens + 9, zeros + 1, zeros, 16, 8, False, counts)
+    with pytest.raises(ValueError, match=r"expected token_counts of shape \[1, any\]"):
+        plugins.commit_round(
+            table, *rows, tokens, zeros, zeros, 16, 8, False, np.zeros((2, 9), np.uint16)
+        )

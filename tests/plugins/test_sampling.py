@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 from reference.sampling import (
     END_ID,
+    IN_PROMPT,
     LENGTH,
     NOT_FINISHED,
     Row,
+    Rules,
     SamplingParams,
     accept,
     philox4x32,
+    ruled_logits,
     sample,
     sampling_law,
     stream_uniform,
@@ -24,6 +27,18 @@ CHI_SQUARE = [10.83, 13.82, 16.27, 18.47, 20.52, 22.46, 24.32, 26.12, 27.88, 29.
 CHI_SQUARE += [34.53, 36.12, 37.70]
 NUM_DRAWS = 40_000
 Law = Callable[[np.ndarray, SamplingParams], tuple[np.ndarray, np.ndarray]]
+
+
+RULES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+
+
+def token_counts(
+    vocab_size: int, prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()
+) -> np.ndarray:
+    """What a slot's row of the table of counts holds."""
+    counts = np.bincount(np.array(output, np.int64), minlength=vocab_size).astype(np.uint16)
+    counts[list(prompt)] |= IN_PROMPT
+    return counts
 
 
 def run(
@@ -41,6 +56,11 @@ def run(
     token_ids = np.full(row_start[-1], -1, np.int32)
     forced = np.full((num_rows, max_forced), -1, np.int32)
     slots = np.full(num_rows, -1, np.int32)
+    vocab_size = logits[0].shape[1]
+    # Junk where no slot may look: of slots without penalties, past a slot's biases.
+    counts = np.full((num_rows, vocab_size), 0xFFFF, np.uint16)
+    bias_ids = np.full((num_rows, plugins.MAX_LOGIT_BIASES), -1, np.int32)
+    bias_values = np.full(bias_ids.shape, np.nan, np.float32)
     for i, row in enumerate(rows):
         if row is None:
             continue
@@ -53,6 +73,14 @@ def run(
         state["num_end_ids"] = len(row.end_ids)
         state["end_ids"][: len(row.end_ids)] = row.end_ids
         state["num_forced"] = len(row.forced)
+        for name in RULES:
+            state[name] = getattr(row.rules, name)
+        biases = sorted(row.rules.logit_bias)
+        state["num_biases"] = len(biases)
+        bias_ids[slot, : len(biases)] = [token for token, _ in biases]
+        bias_values[slot, : len(biases)] = [value for _, value in biases]
+        if any(getattr(row.rules, name) for name in RULES[:3]):
+            counts[slot] = token_counts(vocab_size, row.prompt, row.output)
         token_ids[row_start[i] + 1 : row_start[i + 1]] = row.drafts
         forced[slot, : len(row.forced)] = row.forced
     before = table.tobytes()
@@ -71,6 +99,9 @@ def run(
         accepted,
         reasons,
         forced if max_forced else None,
+        counts,
+        bias_ids,
+        bias_values,
         pool,
     )
     assert table.tobytes() == before
@@ -81,19 +112,38 @@ def run(
     return results
 
 
-def draw(logits: np.ndarray, params: SamplingParams, seeds: Sequence[int]) -> np.ndarray:
-    """The first token of a request per seed, all from the same logits [vocab_size]."""
+def draw(
+    logits: np.ndarray,
+    params: SamplingParams,
+    seeds: Sequence[int],
+    rules: Rules | None = None,
+    *,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+) -> np.ndarray:
+    """The next token of a request per seed, all from the same logits [vocab_size]."""
     num_rows = len(seeds)
     table = plugins.make_slot_table(num_rows)
     for name in ("temperature", "top_k", "top_p", "min_p"):
         table[name] = getattr(params, name)
     table["seed"], table["num_remaining"] = seeds, 2
+    for name in RULES:
+        table[name] = getattr(rules or Rules(), name)
+    counts = np.tile(token_counts(len(logits), prompt, output), (num_rows, 1))
     rows = (np.arange(num_rows, dtype=np.int32), np.arange(num_rows + 1, dtype=np.int32))
     tokens = np.full((num_rows, 1), -7, np.int32)
     outs = np.full((3, num_rows), -7, np.int32)
     zeros = np.zeros(num_rows, np.int32)
     plugins.sample_accept(
-        logits[None].astype(np.float32), table, *rows, zeros, zeros + 1, zeros, tokens, *outs
+        logits[None].astype(np.float32),
+        table,
+        *rows,
+        zeros,
+        zeros + 1,
+        zeros,
+        tokens,
+        *outs,
+        token_counts=counts,
     )
     assert (outs[0] == 1).all()
     return tokens[:, 0]
@@ -307,6 +357,122 @@ def test_a_wrong_rule_would_be_noticed(wrong_law: Law, params: SamplingParams) -
     assert chi_square(tokens, order, law) > 4 * CHI_SQUARE[len(order) - 2]
 
 
+# ---- rules for the logits
+
+REPEATING = Rules(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.25)
+HISTORY = {"prompt": (0, 1, 4), "output": (2, 3, 2, 2, 0)}
+
+
+@pytest.mark.parametrize("rules", [REPEATING, Rules(1.8), Rules(0.7, -0.5, -0.2)], ids=str)
+def test_penalised_draws_follow_the_law(rules: Rules) -> None:
+    params = SamplingParams(1.2, top_k=9)
+    ruled = ruled_logits(LAW_LOGITS.astype(np.float32), rules, 0, **HISTORY)
+    order, law = sampling_law(ruled, params)
+    tokens = draw(LAW_LOGITS, params, range(NUM_DRAWS), rules, **HISTORY)
+    assert chi_square(tokens, order, law) < CHI_SQUARE[len(order) - 2]
+
+
+def test_a_wrong_penalty_would_be_noticed() -> None:
+    params = SamplingParams(1.0)
+    # All logits are negative, so with 3 added a sign that is not looked at shows too.
+    logits = (LAW_LOGITS + 3).astype(np.float32)
+    assert logits.min() < 0 < logits.max()
+    tokens = draw(logits, params, range(NUM_DRAWS), REPEATING, **HISTORY)
+
+    def statistic(ruled: np.ndarray) -> float:
+        order, law = sampling_law(ruled, params)
+        return chi_square(tokens, order, law) / CHI_SQUARE[len(order) - 2]
+
+    def ruled(rules: Rules = REPEATING, **history: tuple[int, ...]) -> np.ndarray:
+        return ruled_logits(logits, rules, 0, **(HISTORY | history))
+
+    assert statistic(ruled()) < 1
+    seen = sorted({*HISTORY["prompt"], *HISTORY["output"]})
+    divided = logits.copy()
+    divided[seen] /= np.float32(REPEATING.repetition_penalty)
+    without_sign = ruled_logits(divided, replace(REPEATING, repetition_penalty=0), 0, **HISTORY)
+    wrong = {
+        "the prompt is left out": ruled(prompt=()),
+        "the prompt counts as output": ruled(output=HISTORY["output"] + HISTORY["prompt"]),
+        "the output is left out": ruled(output=()),
+        "each token counts once": ruled(output=tuple(set(HISTORY["output"]))),
+        "the sign is not looked at": without_sign,
+        "no presence": ruled(replace(REPEATING, presence_penalty=0)),
+        "after the temperature": ruled(replace(REPEATING, repetition_penalty=1.0)),
+    }
+    for name, law in wrong.items():
+        assert statistic(law) > 2, name
+
+
+def test_rules_hold_before_the_temperature_and_for_greedy() -> None:
+    logits = np.array([[2.0, 1.9, 1.0, -1.0]])
+    greedy = SamplingParams()
+    wants = [
+        (Row(greedy), 0),
+        (Row(greedy, rules=Rules(2.0), prompt=(0,)), 1),
+        (Row(greedy, rules=Rules(2.0), prompt=(0,), output=(1,)), 0),
+        (Row(greedy, rules=Rules(0, 0.2), prompt=(0,)), 0),
+        (Row(greedy, rules=Rules(0, 0.2), output=(0,)), 1),
+        (Row(greedy, rules=Rules(0, 0, 0.5), output=(0, 0, 0, 1, 1)), 2),
+        (Row(greedy, rules=Rules(logit_bias=((3, 100.0),))), 3),
+        (Row(greedy, rules=Rules(logit_bias=((0, -100.0), (1, -100.0)))), 2),
+        (Row(SamplingParams(1.0, top_k=1), rules=Rules(logit_bias=((2, 50.0),))), 2),
+        (Row(SamplingParams(0.01), rules=Rules(logit_bias=((3, 20.0),))), 3),
+    ]
+    for (row, want), (tokens, *_) in zip(
+        wants, run([row for row, _ in wants], [logits] * len(wants)), strict=True
+    ):
+        assert tokens == [want], row
+        assert accept(row, logits)[0] == [want]
+
+
+@pytest.mark.parametrize("times", [32766, 32767])
+def test_counts_saturate(times: int) -> None:
+    """A count ends at 32767, with the drafts too."""
+    logits = np.array([[10.0, 0.0], [0.0, 0.0]])
+    # Token 0 gains its count, token 1 as much as half a count more than the highest.
+    rules = Rules(frequency_penalty=-1.0, logit_bias=((1, 32767.5),))
+    row = Row(SamplingParams(), rules=rules, output=(0,) * times, drafts=(0,))
+    assert run([row], [logits]) == [accept(row, logits)] == [([0, 1], 1, NOT_FINISHED)]
+
+
+@pytest.mark.parametrize("block", [1, 4, 8])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0)], ids=str)
+def test_no_end_id_before_min_tokens(block: int, params: SamplingParams) -> None:
+    """The end id is by far the likeliest at each position; it comes once it may."""
+    end, other = 5, 2
+    logits = np.zeros((block, 8))
+    logits[:, end], logits[:, other] = 200, 100
+    for num_emitted in (0, 3):
+        for at in range(block + 1):  # the first position at which it may come
+            row = Row(
+                params,
+                num_emitted=num_emitted,
+                end_ids=(7, end),
+                drafts=(other,) * (block - 1),
+                rules=Rules(min_tokens=num_emitted + at),
+            )
+            (got,) = run([row], [logits])
+            assert got == accept(row, logits)
+            ends = at < block
+            assert got[0] == [other] * min(at, block) + [end] * ends
+            assert got[2] == (END_ID if ends else NOT_FINISHED)
+
+
+def test_forced_tokens_that_are_only_drafted_are_not_said() -> None:
+    table = plugins.make_slot_table(1)
+    table["num_forced"], table["num_remaining"], table["forced_drafts"] = 1, 9, 1
+    rows = (np.zeros(1, np.int32), np.array([0, 1], np.int32))
+    tokens = np.zeros((1, 1), np.int32)
+    outs = np.zeros((3, 1), np.int32)
+    zeros = np.zeros(1, np.int32)
+    logits = np.array([[0, 1]], np.float32)
+    plugins.sample_accept(
+        logits, table, *rows, zeros, zeros + 1, zeros, tokens, *outs, zeros[None].copy()
+    )
+    assert tokens.tolist() == [[1]]
+
+
 # ---- drafts, seeds and cuts
 
 
@@ -316,6 +482,19 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         top_k=int(rng.choice([0, 3, 20])),
         top_p=float(rng.choice([1.0, 0.8])),
         min_p=float(rng.choice([0.0, 0.1])),
+    )
+
+
+def random_rules(rng: np.random.Generator, vocab_size: int) -> Rules:
+    biased = rng.choice(vocab_size, int(rng.choice([0, 0, 1, 7])), replace=False)
+    return Rules(
+        repetition_penalty=float(rng.choice([0.0, 1.0, 0.8, 1.7])),
+        presence_penalty=float(rng.choice([0.0, 0.0, 0.6, -0.3])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, 0.4, -0.2])),
+        logit_bias=tuple(
+            (int(t), float(b)) for t, b in zip(biased, rng.normal(0, 3, 7), strict=False)
+        ),
+        min_tokens=int(rng.choice([0, 0, 3, 60])),
     )
 
 
@@ -334,12 +513,19 @@ def test_random_batches_equal_the_reference(rng: np.random.Generator) -> None:
                 finish_reason=int(rng.choice([0, 0, 0, 0, 1, 4])),
                 end_ids=tuple(rng.integers(0, 30, rng.integers(0, 9)).tolist()),
                 forced=tuple(rng.integers(0, 30, rng.choice([0, 0, 5, 60])).tolist()),
+                rules=random_rules(rng, 30),
+                prompt=tuple(rng.integers(0, 30, rng.integers(0, 12)).tolist()),
+                output=tuple(rng.integers(0, 30, rng.integers(0, 40)).tolist()),
             )
             # What it would sample with all drafts right; then one wrong, or none.
-            unlimited = replace(row, finish_reason=0, num_remaining=99, end_ids=())
+            unlimited = replace(row, finish_reason=0, num_remaining=99)
             right: list[int] = []
             for i in range(num_drafts):
-                step = replace(unlimited, num_emitted=row.num_emitted + i)
+                step = replace(
+                    unlimited,
+                    num_emitted=row.num_emitted + i,
+                    output=row.output + tuple(right),
+                )
                 right += accept(step, x[i : i + 1])[0]
             wrong = int(rng.integers(0, num_drafts + 1))
             right[wrong : wrong + 1] = [29 - t for t in right[wrong : wrong + 1]]
@@ -366,6 +552,7 @@ def generate(
             num_emitted=first,
             num_remaining=row.num_remaining - len(emitted),
             drafts=drafts,
+            output=tuple(emitted),
         )
         other = Row(SamplingParams(1.0), seed=rounds, drafts=drafts)
         noise = np.random.default_rng(rounds).normal(size=(block + 1, logits.shape[1]))
@@ -376,12 +563,13 @@ def generate(
             return emitted, rounds
 
 
+@pytest.mark.parametrize("rules", [Rules(), REPEATING, Rules(1.2, 0, 0.5, ((3, 2.0),), 30)])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0), PARAMS[9]], ids=str)
 def test_seeded_tokens_do_not_depend_on_drafts(
-    rng: np.random.Generator, params: SamplingParams
+    rng: np.random.Generator, params: SamplingParams, rules: Rules
 ) -> None:
     logits = rng.normal(size=(80, 40)).astype(np.float32)
-    row = Row(params, seed=int(rng.integers(0, 2**63)), num_remaining=60)
+    row = Row(params, seed=int(rng.integers(0, 2**63)), num_remaining=60, rules=rules, prompt=(3,))
     plain, rounds = generate(logits, row, lambda *_: 0, 0)
     assert rounds == 60
     plain_ids = plain + [0] * 20

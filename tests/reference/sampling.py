@@ -1,10 +1,12 @@
-"""The sampler's law, its random streams and its accept rule."""
+"""The sampler's law with its rules for logits, its random streams and its accept rule."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 NOT_FINISHED, END_ID, LENGTH = 0, 1, 2
+MAX_COUNT = 0x7FFF
+IN_PROMPT = 0x8000
 
 
 def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,9 +74,49 @@ def sample(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
     return int(order[min(np.count_nonzero(np.cumsum(law) <= uniform), len(order) - 1)])
 
 
+@dataclass(frozen=True)
+class Rules:
+    """As in the slot table: repetition_penalty 0 is off."""
+
+    repetition_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+
+
+def ruled_logits(
+    logits: np.ndarray,
+    rules: Rules,
+    index: int,
+    *,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+    end_ids: tuple[int, ...] = (),
+) -> np.ndarray:
+    """The logits of a position whose token has `index` in the output, float32 [vocab_size]."""
+    repetition, presence, frequency = (
+        float(np.float32(x))
+        for x in (rules.repetition_penalty, rules.presence_penalty, rules.frequency_penalty)
+    )
+    size = len(logits)
+    counts = np.minimum(np.bincount(np.array(output, np.int64), minlength=size), MAX_COUNT)
+    ruled = logits.astype(np.float64)
+    if repetition > 0:
+        seen = counts > 0
+        seen[list(prompt)] = True
+        ruled[seen] = np.where(ruled[seen] > 0, ruled[seen] / repetition, ruled[seen] * repetition)
+    ruled -= frequency * counts + np.where(counts > 0, presence, 0.0)
+    for token, bias in rules.logit_bias:
+        ruled[token] += float(np.float32(bias))
+    if index < rules.min_tokens:
+        ruled[list(end_ids)] = -np.inf
+    return ruled.astype(np.float32)
+
+
 @dataclass
 class Row:
-    """What a slot brings to a round."""
+    """What a slot brings to a round; `prompt` and `output` are what its token counts hold."""
 
     params: SamplingParams
     seed: int = 0
@@ -84,6 +126,9 @@ class Row:
     end_ids: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
     drafts: tuple[int, ...] = field(default=())
+    rules: Rules = field(default_factory=Rules)
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
 
 
 def accept(row: Row, logits: np.ndarray) -> tuple[list[int], int, int]:
@@ -96,7 +141,15 @@ def accept(row: Row, logits: np.ndarray) -> tuple[list[int], int, int]:
         if index < len(row.forced):
             token = row.forced[index]
         else:
-            token = sample(logits[i], row.params, stream_uniform(row.seed, index, 0))
+            ruled = ruled_logits(
+                logits[i],
+                row.rules,
+                index,
+                prompt=row.prompt,
+                output=row.output + row.drafts[:i],
+                end_ids=row.end_ids,
+            )
+            token = sample(ruled, row.params, stream_uniform(row.seed, index, 0))
         tokens.append(token)
         if i < len(row.drafts) and row.drafts[i] != token:
             break

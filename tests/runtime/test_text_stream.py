@@ -78,6 +78,28 @@ def test_text_count_and_stop_equal_a_scan(
 
 
 @settings(max_examples=200)
+@given(token_bytes, stop_lists, st.booleans(), st.integers(0, 16))
+def test_stops_count_only_after_min_tokens(
+    tokens: list[bytes], stops: list[str], include_stop: bool, min_tokens: int
+) -> None:
+    stream = _native.TextStream(
+        table(*tokens), stops=stops, include_stop=include_stop, min_tokens=min_tokens
+    )
+    text = "".join(deltas(stream, range(2, 2 + len(tokens))))
+
+    whole = decode(tokens)
+    free = len(certain_text(tokens[:min_tokens])) if min_tokens < len(tokens) else len(whole)
+    found = find_stop(whole[free:], stops)
+    if found is None:
+        assert (text, stream.num_tokens, stream.stopped) == (whole, len(tokens), False)
+        return
+    end, stop = found
+    assert text == whole[: free + (end if include_stop else end - len(stop))]
+    assert stream.matched_stop == stop
+    assert stream.num_tokens > min_tokens
+
+
+@settings(max_examples=200)
 @given(
     token_bytes,
     stop_lists,

@@ -151,6 +151,7 @@ async def test_load_and_infos() -> None:
         server = (await served.control.GetServerInfo(control_pb2.GetServerInfoRequest())).server
         assert server.limits.max_prompt_tokens == 4095
         assert server.limits.max_queued == 8
+        assert server.limits.max_logit_biases == 256
         assert server.limits.min_keepalive_ms == 1000
         assert not server.limits.HasField("max_request_ms")
         capability = control_pb2.Capability

@@ -24,8 +24,10 @@ from deltaflash_client import (
     Client,
     Completion,
     Delta,
+    ErrorReason,
     Finished,
     FinishReason,
+    InvalidArgumentError,
     OutputOptions,
     Prompt,
     SamplingOptions,
@@ -245,3 +247,61 @@ async def test_end_tokens_end_the_answer_and_leave_no_text(ratio3_dir: Path) -> 
             if len(seen) == 2:
                 break
     assert seen == {END_ID, IM_END}
+
+
+@on_loop
+async def test_rules_for_logits_change_the_answer(engine_dir: Path) -> None:
+    prompt, answer = recorded("tiny_qwen3_5", "text")
+    forced = next(i for i in range(100, 400) if i not in answer)
+    async with serving(engine_dir) as server:
+        limits = (await server.client.server_info()).limits
+        assert limits.max_logit_biases == 256
+
+        async def answer_to(**sampling: object) -> Completion:
+            return await ask_both(
+                server, TokenIds(prompt), sampling=SamplingOptions(**sampling), stopping=tokens(24)
+            )
+
+        plain = await answer_to()
+        got = await answer_to(logit_bias={forced: 100.0})
+        assert got.text == decode([forced] * 24)
+        got = await answer_to(logit_bias={answer[0]: -100.0})
+        assert got.text != plain.text
+        others = [
+            (await answer_to(**{name: value})).text
+            for name, value in {
+                "repetition_penalty": 3.0,
+                "presence_penalty": 5.0,
+                "frequency_penalty": 5.0,
+            }.items()
+        ]
+        assert plain.text not in others
+        off = await answer_to(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+        assert off.text == plain.text
+        await server.until_idle()
+
+
+@on_loop
+async def test_nothing_ends_the_answer_before_min_tokens(engine_dir: Path) -> None:
+    prompt, answer = recorded("tiny_qwen3_5", "text")
+    stop = decode(answer[:1])
+    async with serving(engine_dir) as server:
+        context = server.engine.backend.info.context_len
+        early = await server.client.generate_text(
+            TokenIds(prompt), stopping=tokens(24, stop_token_ids=[answer[0]])
+        )
+        assert early.usage.completion_tokens == 1
+        got = await server.client.generate_text(
+            TokenIds(prompt), stopping=tokens(24, stop_token_ids=[answer[0]], min_tokens=9)
+        )
+        assert got.usage.completion_tokens > 9
+        got = await server.client.generate_text(
+            TokenIds(prompt), stopping=tokens(8, stop_strings=[stop], min_tokens=8)
+        )
+        assert got.finish_reason is FinishReason.LENGTH
+        assert got.text == decode(answer[:8])
+        with pytest.raises(InvalidArgumentError) as caught:
+            await server.client.generate_text(
+                TokenIds([3] * (context - 6)), stopping=tokens(9, min_tokens=7)
+            )
+        assert caught.value.reason is ErrorReason.PROMPT_TOO_LONG

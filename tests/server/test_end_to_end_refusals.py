@@ -119,7 +119,6 @@ LACKING: list[tuple[object, dict[str, object], str]] = [
     ("hi", {"priority": 1}, "priority"),
     ("hi", {"output": OutputOptions(token_records=True)}, "output.token_records"),
     ("hi", {"speculation": SpeculationOptions(enabled=True)}, "speculation.enabled"),
-    ("hi", {"sampling": SamplingOptions(logit_bias={1: 1.0})}, "sampling.logit_bias"),
     (user(["what is this", Image(b"png")]), {}, "chat.messages[0].content[1].image"),
 ]
 

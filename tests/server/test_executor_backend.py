@@ -82,12 +82,13 @@ async def test_request_in_the_executors_words() -> None:
     bound = Bound()
     full = replace(
         REQUEST,
-        sampling=Sampling(0.5, 3, 0.9, 1.0, 7),
+        sampling=Sampling(0.5, 3, 0.9, 1.0, 7, 1.5, 0.25, -0.5, ((4, -2.0), (9, 3.0))),
         stop_strings=("END",),
         stop_token_ids=(9, 3),
         include_stop=True,
         skip_special_tokens=False,
         allotted_time_ms=100,
+        min_tokens=5,
     )
     bound.backend.submit(full)
     bound.backend.submit(replace(full, ignore_end_tokens=True))
@@ -96,6 +97,14 @@ async def test_request_in_the_executors_words() -> None:
     first, second, third, fourth = bound.executor.requests.values()
     assert first.sampling.min_p == pytest.approx(1, abs=1e-7)
     assert first.sampling.min_p < 1
+    ruled, plain = first.sampling, fourth.sampling
+    assert ruled.logit_bias == {4: -2.0, 9: 3.0}
+    assert (ruled.repetition_penalty, ruled.presence_penalty, ruled.frequency_penalty) == (
+        *(1.5, 0.25),
+        -0.5,
+    )
+    assert (plain.repetition_penalty, plain.presence_penalty, plain.logit_bias) == (1, 0, {})
+    assert (first.min_tokens, fourth.min_tokens) == (5, 0)
     assert (first.end_ids, first.ignore_end_ids) == ([3, 9, 258], False)
     assert (second.end_ids, second.ignore_end_ids) == ([3, 9], False)
     assert (third.end_ids, third.ignore_end_ids) == (None, True)

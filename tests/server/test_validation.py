@@ -84,7 +84,9 @@ FIELDS = [
     (sampling(logit_bias={300: 1}), "sampling.logit_bias[300]"),
     *[(sampling(logit_bias={7: x}), "sampling.logit_bias[7]") for x in (101, -101, *NO_VALUES)],
     *[(stopping(max_tokens=x), "stopping.max_tokens") for x in (0, 4096, 2**32 - 1)],
+    (sampling(logit_bias=dict.fromkeys(range(257), 1)), "sampling.logit_bias"),
     (stopping(max_tokens=4, min_tokens=5), "stopping.min_tokens"),
+    (stopping(min_tokens=65), "stopping.min_tokens"),
     (stopping(stop_strings=["a"] * 17), "stopping.stop_strings"),
     (stopping(stop_strings=["a", ""]), "stopping.stop_strings[1]"),
     (stopping(stop_strings=["ü" * 129]), "stopping.stop_strings[0]"),
@@ -112,11 +114,6 @@ FIELDS = [
 ]
 
 FEATURES = [
-    (sampling(repetition_penalty=1.2), "sampling.repetition_penalty"),
-    (sampling(presence_penalty=0.5), "sampling.presence_penalty"),
-    (sampling(frequency_penalty=-0.5), "sampling.frequency_penalty"),
-    (sampling(logit_bias={7: 1}), "sampling.logit_bias"),
-    (stopping(min_tokens=2), "stopping.min_tokens"),
     (
         stopping(stop_token_ids=[3], include_stop_in_output=True),
         "stopping.include_stop_in_output",
@@ -137,6 +134,11 @@ FINE = [
     sampling(temperature=100, top_k=300, top_p=1, min_p=1, seed=2**64 - 1),
     sampling(temperature=0, top_p=1e-30, min_p=0, seed=0),
     sampling(repetition_penalty=1, presence_penalty=0, frequency_penalty=0),
+    sampling(repetition_penalty=10, presence_penalty=-10, frequency_penalty=10),
+    sampling(repetition_penalty=1e-30, logit_bias={0: 100, 299: -100}),
+    sampling(logit_bias=dict.fromkeys(range(256), 1)),
+    stopping(max_tokens=2000, min_tokens=2000),
+    stopping(min_tokens=64),
     stopping(max_tokens=1, min_tokens=0, ignore_eos=True, include_stop_in_output=True),
     stopping(stop_strings=["a"] * 16, stop_token_ids=[0] * 7),
     output(skip_special_tokens=False, token_records=False),
