@@ -7,7 +7,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 checkpoint=${CHECKPOINT:-$root/tests/data/tiny_qwen3_5}
 folder=${DEMO_DIR:-$root/demo}
-prompt=${1:-The quick brown fox}
+prompt=${*:-The quick brown fox}
 
 say() { printf '== %s\n' "$*"; }
 

@@ -32,8 +32,8 @@ std::unique_ptr<Device> open_cuda_device(const CudaOptions& options) {
     const char* reason = ::dlerror();  // NOLINT(concurrency-mt-unsafe)
     throw EngineError("device cuda: found no usable " + path.string() + " (" +
                       std::string(reason != nullptr ? reason : "no reason given") +
-                      "), needed a build with nvcc; fix: CMAKE_ARGS=-DDELTAFLASH_CUDA=ON pip "
-                      "install deltaflash, or use device cpu");
+                      "), needed a build with nvcc; fix: make setup CUDA=1 in the checkout, or use "
+                      "device cpu");
   }
   const auto make = reinterpret_cast<MakeCudaDevice>(::dlsym(library, kMakeCudaDevice));
   if (make == nullptr) {

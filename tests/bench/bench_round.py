@@ -3,21 +3,21 @@
     PYTHONPATH=tests python tests/bench/bench_round.py [--batch 1 8 32]
 
 Runs a random engine of the 9B shape on the CUDA backend with scripted drafts, under the CUPTI
-tracer of torch.profiler, and prints one table. Needs a GPU and torch.
+tracer of torch.profiler, and prints one table. Needs a GPU and torch; says so and ends where they
+are missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import statistics
 import tempfile
 from pathlib import Path
 
-import torch
 from executor_client import run
 from random_engine import GROUP_9B, write_random_engine
-from torch.profiler import ProfilerActivity, profile
 
 from runtime import Executor, ExecutorConfig, Request
 
@@ -28,6 +28,9 @@ SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, float]:
     """Counts and times of the steady decode rounds of one batch."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
     executor = Executor(
         engine,
         ExecutorConfig(
@@ -84,6 +87,15 @@ def measure(engine: Path, batch: int, draft: int, num_tokens: int) -> dict[str, 
     }
 
 
+def can_run() -> bool:
+    """Whether torch is there and sees a GPU."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(
@@ -93,6 +105,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--vocab", type=int, default=32768)
     args = parser.parse_args()
+    if not can_run():
+        print("bench_round: needs a GPU and torch; nothing was measured")
+        return
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine"
         write_random_engine(engine, {**GROUP_9B, "vocab_size": args.vocab, "eos_token_id": 0})
