@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="build_engine", description="Makes engine directories for DeltaFlash.")
+    parser.add_argument(
+        "--version", action="version", version=f"build_engine {metadata.version('deltaflash')}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     packing = commands.add_parser(
         "pack",
@@ -133,7 +137,7 @@ def _summary(engine: PackedEngine) -> str:
     files = manifest.files
     lines = [
         ("engine", str(engine.path)),
-        ("engine id", manifest.engine_id),
+        ("engine_id", f"sha256:{manifest.engine_id}"),
         (
             "model",
             f"{manifest.model.name} ({manifest.model.architecture}): {config.num_layers} layers, "

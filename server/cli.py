@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import server
 from deltaflash_client import SamplingOptions, StoppingOptions
@@ -17,6 +18,7 @@ from server.commands.serve import serve
 from server.config import DEVICES, MIB, EngineConfig, ServerConfig
 
 INTERRUPTED = 130
+MAX_PORT = 65535
 
 EXIT_CODES = """\
 exit codes:
@@ -27,6 +29,15 @@ exit codes:
   4  the address cannot be listened on
   5  the engine was lost; a supervisor should start the server again
 """
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the words."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        line = " ".join(message.split())
+        self.exit(ExitCode.USAGE, f"{self.prog}: {line}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="deltaflash",
         description="Serves an engine directory over gRPC.",
         epilog=EXIT_CODES,
@@ -159,7 +170,12 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `generate`."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("engine_dir", type=Path, nargs="?", metavar="ENGINE_DIR")
-    source.add_argument("--target", help="HOST:PORT of a server, in place of an engine directory")
+    source.add_argument(
+        "--target",
+        type=target_address,
+        metavar="HOST:PORT",
+        help="a server, in place of an engine directory",
+    )
     add = parser.add_argument
     add("--prompt", required=True, help='the prompt; "-" reads stdin')
     add("--max-tokens", type=int, help="most tokens to generate")
@@ -177,6 +193,20 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
+def target_address(value: str) -> str:
+    """Returns the address of a server as it is; an IPv6 one has brackets.
+
+    Raises:
+        ArgumentTypeError: It has no host or no port.
+    """
+    host, _, port = value.rpartition(":")
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    good = port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT
+    if not host or bare or not good:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {value!r}")
+    return value
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `EngineConfig`; only a local engine heeds them."""
     default = EngineConfig()
@@ -191,6 +221,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "max_kv_tokens": "size of the KV pool, tokens",
         "default_max_tokens": "length of an answer that names none",
         "max_draft_tokens": "draft tokens in one round, 0 drafts nothing",
+        "max_rounds_in_flight": "rounds launched before the first is read, 1 or 2",
         "threads": "threads of the CPU backend, 0 takes all cores",
     }
     for name, text in helps.items():

@@ -23,6 +23,7 @@ class EngineConfig:
         max_kv_tokens: Size of the KV pool, tokens; None is the executor's choice.
         default_max_tokens: Length of an answer that names none, tokens.
         max_draft_tokens: Draft tokens in one round; 0 does not draft.
+        max_rounds_in_flight: Rounds launched before the first is read, 1 or 2.
         num_threads: Threads of the CPU backend; 0 takes all cores.
         stall_s: An engine that has work and makes no progress for so long counts as lost.
     """
@@ -35,6 +36,7 @@ class EngineConfig:
     max_kv_tokens: int | None = None
     default_max_tokens: int = 1024
     max_draft_tokens: int = 0
+    max_rounds_in_flight: int = 1
     num_threads: int = 0
     stall_s: float = 60.0
 
@@ -46,6 +48,7 @@ class EngineConfig:
             _require(name, getattr(self, name), 1)
         for name in ("max_queue_size", "max_draft_tokens", "num_threads"):
             _require(name, getattr(self, name), 0)
+        _require("max_rounds_in_flight", self.max_rounds_in_flight, 1, most=2)
         if self.max_kv_tokens is not None:
             _require("max_kv_tokens", self.max_kv_tokens, 1, most=2**53)
         _require_time("stall_s", self.stall_s)

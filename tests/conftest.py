@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runtime import Executor
 
 DATA = Path(__file__).parent / "data"
+NEEDS_GPU = "needs a GPU and libdeltaflash_cuda"
 # The backends that the contract suites run on: device and provider of segments.
 BACKENDS = [
     pytest.param({"device": "cpu"}, id="cpu"),
@@ -56,10 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     library = Path(_native.__file__).parent / "libdeltaflash_cuda.so"
     if library.exists() and Path("/dev/nvidia0").exists():
         return
-    skip = pytest.mark.skip(reason="needs a GPU and libdeltaflash_cuda")
+    skip = pytest.mark.skip(reason=NEEDS_GPU)
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says in one line why gpu tests were skipped."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    num_gpu = sum(NEEDS_GPU in str(report.longrepr) for report in skipped)
+    if num_gpu:
+        terminalreporter.write_line(f"{num_gpu} skipped: {NEEDS_GPU}")
 
 
 @pytest.fixture(scope="session")

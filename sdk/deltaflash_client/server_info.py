@@ -118,7 +118,7 @@ class LoadInfo:
         slots_total: Slots of the engine.
         kv_pages_used: KV pages in use or reserved.
         kv_pages_total: KV pages of the engine.
-        running_tokens: Tokens in the caches of the running requests.
+        running_tokens: Tokens for which the running requests have reserved KV pages.
         queued_tokens: Prompt tokens of the waiting requests.
         engine_silence_ms: Time since the engine's last sign of life, milliseconds.
         queue_age_ms: How long the oldest waiting request has waited, milliseconds.

@@ -310,6 +310,7 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
         max_kv_tokens=config.max_kv_tokens or 0,
         default_max_tokens=config.default_max_tokens,
         max_draft_tokens=config.max_draft_tokens,
+        max_rounds_in_flight=config.max_rounds_in_flight,
         num_threads=config.num_threads,
     )
     try:

@@ -124,6 +124,7 @@ async def answer(command: GenerateCommand, target: str) -> ExitCode:
                     sys.stdout.flush()
                 elif isinstance(event, Finished):
                     sys.stdout.write("\n")
+                    sys.stdout.flush()
                     if command.show_stats:
                         sys.stderr.write(summary(event))
     except DeltaFlashError as error:

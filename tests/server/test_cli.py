@@ -36,13 +36,14 @@ def test_options_reach_the_configurations() -> None:
     words = [
         *("serve", "DIR", "--host", "::1", "--port", "0", "--max-batch-size", "3"),
         *("--max-queue-size", "5", "--max-num-tokens", "99", "--threads", "2"),
+        *("--max-rounds-in-flight", "2"),
         *("--max-message-mib", "7", "--grace-s", "4", "--log-level", "DEBUG"),
         *("--max-request-s", "1.5", "--ready-file", "r"),
     ]
     options = cli.make_parser().parse_args(words)
     engine, server = cli.engine_config(options), cli.server_config(options)
     assert (engine.max_batch_size, engine.max_queue_size, engine.max_num_tokens) == (3, 5, 99)
-    assert engine.num_threads == 2
+    assert (engine.num_threads, engine.max_rounds_in_flight) == (2, 2)
     assert (server.host, server.port, server.max_message_bytes) == ("::1", 0, 7 * MIB)
     assert (server.grace_s, server.max_request_ms, server.ready_file) == (4, 1500, Path("r"))
 
@@ -59,9 +60,14 @@ def test_options_reach_the_configurations() -> None:
         ["serve", "DIR", "--max-request-s", "nan"],
         ["serve", "DIR", "--stall-s", "0"],
         ["serve", "DIR", "--port", "x"],
+        ["serve", "DIR", "--max-rounds-in-flight", "3"],
         ["generate", "--prompt", "x"],
         ["generate", "DIR", "--target", "x:1", "--prompt", "x"],
         ["generate", "DIR", "--prompt", "x", "--threads", "-1"],
+        ["generate", "--target", "localhost", "--prompt", "x"],
+        ["generate", "--target", ":50051", "--prompt", "x"],
+        ["generate", "--target", "x:0", "--prompt", "x"],
+        ["generate", "--target", "::1:50051", "--prompt", "x"],
     ],
 )
 def test_usage_errors_have_their_own_exit_code(
@@ -70,7 +76,13 @@ def test_usage_errors_have_their_own_exit_code(
     with pytest.raises(SystemExit) as caught:
         cli.main(words)
     assert caught.value.code == ExitCode.USAGE
-    assert capsys.readouterr().err
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["localhost:50051", "127.0.0.1:1", "[::1]:65535"])
+def test_targets(target: str) -> None:
+    words = ["generate", "--target", target, "--prompt", "x"]
+    assert cli.make_parser().parse_args(words).target == target
 
 
 def test_generate_from_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
