@@ -31,6 +31,7 @@ from server.service_context import Engine, ServiceContext
 from server.services.control import ControlServicer
 from server.services.documents import DocumentsServicer
 from server.services.inference import InferenceServicer
+from server.undecodable import UndecodableGuard
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class Application:
         grpc_server = make_server(self.context)
         try:
             self.port = bind(grpc_server, self._config.host, self._config.port)
+            self._remove_ready_file()  # of a server that was killed
             await self.context.lifecycle.publish()
             await grpc_server.start()
             log.info("listening", extra={"address": self.address})
@@ -117,8 +119,8 @@ class Application:
         finally:
             await grpc_server.stop(STATUS_FLUSH_S)
             await self._close_engine()
-            if self._config.ready_file is not None:
-                self._config.ready_file.unlink(missing_ok=True)
+            if self.port:
+                self._remove_ready_file()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -197,6 +199,10 @@ class Application:
         )
         self.serving.set()
 
+    def _remove_ready_file(self) -> None:
+        if self._config.ready_file is not None:
+            self._config.ready_file.unlink(missing_ok=True)
+
     async def _drain(self) -> ExitCode:
         await self.context.lifecycle.advance(Phase.DRAINING)
         live = self.context.live
@@ -261,7 +267,9 @@ class Application:
 
 def make_server(context: ServiceContext) -> grpc.aio.Server:
     """Returns a server with every service registered and no port."""
-    grpc_server = grpc.aio.server(options=server_options(context.config))
+    grpc_server = grpc.aio.server(
+        interceptors=[UndecodableGuard()], options=server_options(context.config)
+    )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(context), grpc_server
     )

@@ -1,9 +1,11 @@
 """Chat to prompt pieces: the engine's Jinja template in a sandbox, user text kept plain."""
 
+import contextlib
 import datetime
 import json
 import re
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,6 +15,19 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.tokenizer import Piece, Tokenizer, spelled_tokens
+
+TRIAL_S = 5.0
+"""Time for a template to lay out one short message."""
+_TEMPLATE_FAULTS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class ChatTemplateError(Exception):
@@ -66,10 +81,27 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
         self._any_token = spelled_tokens(tokenizer.added_tokens)
         self._special_token = spelled_tokens(tokenizer.special_tokens)
+
+    def check_ends(self) -> None:
+        """Lays out one short message, on a thread that is left behind should it never end.
+
+        Raises:
+            ValueError: It did not end in time; whether it refused the message is not looked at.
+        """
+
+        def render() -> None:
+            with contextlib.suppress(ChatTemplateError):
+                self.render([Turn("user", "a")], add_generation_prompt=True, enable_thinking=False)
+
+        trial = threading.Thread(target=render, name="template-trial", daemon=True)
+        trial.start()
+        trial.join(TRIAL_S)
+        if trial.is_alive():
+            raise ValueError(f"the chat template did not end within {TRIAL_S:g} s")
 
     def render(
         self, turns: Sequence[Turn], *, add_generation_prompt: bool, enable_thinking: bool
@@ -108,7 +140,7 @@ class ChatTemplate:
                 enable_thinking=enable_thinking,
                 tools=None,
             )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
         if not marks:
             return [Piece(prompt)]

@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code. `serve` does not return: it ends the process itself.
     """
+    open_standard_streams()
     parser = make_parser()
     options = parser.parse_args(arguments)
     try:
@@ -49,6 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of stdout is gone; keep the exit from flushing into it.
         sys.stderr.close()
         return ExitCode.FAILED
+
+
+def open_standard_streams() -> None:
+    """Gives stdin, stdout and stderr that were closed a reader and writer of nothing.
+
+    Else the next sockets get their numbers, which uvloop refuses to close.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def run(options: argparse.Namespace) -> int:
@@ -209,9 +226,8 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
     limit_s: float | None = options.max_request_s
     if limit_s is not None and not 0 < limit_s < float("inf"):
         raise ValueError(f"max_request_s: expected more than 0 seconds, got {limit_s}")
-    ready_file: Path | None = options.ready_file
-    if ready_file is not None and not ready_file.parent.is_dir():
-        raise ValueError(f"ready_file: expected a file in a folder that exists, got {ready_file}")
+    if options.ready_file is not None:
+        check_ready_file(options.ready_file)
     return ServerConfig(
         host=options.host,
         port=options.port,
@@ -222,8 +238,24 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
         warmup_timeout_s=options.warmup_timeout_s,
         max_request_ms=None if limit_s is None else max(1, round(limit_s * 1000)),
         log_level=options.log_level,
-        ready_file=ready_file,
+        ready_file=options.ready_file,
     )
+
+
+def check_ready_file(path: Path) -> None:
+    """Refuses a ready file that cannot be one; a device must be neither replaced nor removed.
+
+    Raises:
+        ValueError: The folder does not exist, or something other than a file has the name.
+    """
+    try:
+        good = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        good = path.parent.is_dir()
+    except OSError:
+        good = False
+    if not good:
+        raise ValueError(f"ready_file: expected a file in a folder that exists, got {path}")
 
 
 def generate_command(options: argparse.Namespace) -> GenerateCommand:

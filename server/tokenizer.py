@@ -62,6 +62,9 @@ class Tokenizer:
         self.special_tokens = tuple(
             str(token["content"]) for token in added if token.get("special", False)
         )
+        self.max_token_id = max(
+            self._control.get_vocab(with_added_tokens=True).values(), default=-1
+        )
         self._max_piece_bytes = self._longest_piece_bytes(parsed)
 
     @classmethod

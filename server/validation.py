@@ -6,6 +6,7 @@ from deltaflash.v1 import generation_pb2, inference_pb2
 from server.backend import EngineInfo, Sampling
 from server.config import ServerConfig
 from server.errors import (
+    MAX_VIOLATIONS,
     EmptyPromptError,
     FeatureUnimplementedError,
     InvalidFieldError,
@@ -17,6 +18,8 @@ from server.errors import (
 
 MAX_NAME_CHARS = 128
 MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_CHAT_PARTS = 16 * 1024
+"""Most messages and parts of a chat: an empty one is two bytes on the wire, and much more here."""
 
 
 @dataclass(slots=True)
@@ -33,6 +36,11 @@ class Findings:
     def lacks(self, path: str) -> None:
         """Notes a field that asks for a missing feature."""
         self.unimplemented.append(path)
+
+    @property
+    def full(self) -> bool:
+        """True when more violations would not reach the caller."""
+        return len(self.violations) >= MAX_VIOLATIONS
 
     def raise_any(self) -> None:
         """Ends the check.
@@ -205,8 +213,8 @@ def check_stopping(
     return Stopping(
         max_tokens,
         options.min_tokens,
-        tuple(dict.fromkeys(options.stop_strings)),
-        tuple(dict.fromkeys(ids)),
+        tuple(dict.fromkeys(options.stop_strings[: config.max_stop_strings])),
+        tuple(dict.fromkeys(ids[: info.max_stop_token_ids])),
         options.ignore_eos,
         include_stop,
     )
@@ -317,6 +325,8 @@ def _check_token_ids(prompt: inference_pb2.TokenIds, info: EngineInfo, findings:
     if max(prompt.ids) < info.vocab_size:
         return
     for index, token_id in enumerate(prompt.ids):
+        if findings.full:
+            break
         if token_id >= info.vocab_size:
             findings.bad(
                 f"token_ids.ids[{index}]",
@@ -327,7 +337,13 @@ def _check_token_ids(prompt: inference_pb2.TokenIds, info: EngineInfo, findings:
 def _check_chat(chat: inference_pb2.Chat, findings: Findings) -> None:
     if not chat.messages:
         raise EmptyPromptError("the chat has no messages")
+    num_parts = 0
     for number, message in enumerate(chat.messages):
+        num_parts += max(1, len(message.content))
+        if num_parts > MAX_CHAT_PARTS:
+            findings.bad("chat", f"expected at most {MAX_CHAT_PARTS} messages and parts")
+        if num_parts > MAX_CHAT_PARTS or findings.full:
+            break
         path = f"chat.messages[{number}]"
         if message.role == inference_pb2.CHAT_ROLE_SYSTEM:
             if number > 0:

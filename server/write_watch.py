@@ -5,6 +5,8 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self
 
+import grpc
+
 from server.errors import SlowReaderError
 
 
@@ -47,6 +49,7 @@ class WriteWatch:
 
         Raises:
             SlowReaderError: It lasted longer than the limit.
+            asyncio.CancelledError: The caller is gone.
         """
         self._began_s = self._loop.time()
         try:
@@ -58,6 +61,9 @@ class WriteWatch:
                     f"nothing was read from the stream for {self._limit_s:g} s"
                 ) from error
             raise
+        except grpc.aio.InternalError as left:
+            # The caller left while its event was on the way.
+            raise asyncio.CancelledError from left
         finally:
             self._began_s = None
 

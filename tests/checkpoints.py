@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from build_engine.pack import PackedEngine, PackOptions, pack
+from runtime.engine_directory import engine_id, hash_file
 
 DATA = Path(__file__).parent / "data"
 TINY = DATA / "tiny_qwen3_5"  # vision-language layout
@@ -65,6 +66,18 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     value = json.loads(path.read_bytes())
     edit(value)
     path.write_text(json.dumps(value))
+
+
+def seal(engine: Path, edit: Callable[[dict[str, Any]], object] = lambda raw: None) -> None:
+    """Edits the manifest and gives it the digests that its files and content now have."""
+    raw = json.loads((engine / "manifest.json").read_bytes())
+    for name in raw["files"]:
+        if (engine / name).is_file():
+            num_bytes = (engine / name).stat().st_size
+            raw["files"][name] = {"sha256": hash_file(engine / name), "bytes": num_bytes}
+    edit(raw)
+    raw["engine_id"] = engine_id(raw)
+    (engine / "manifest.json").write_text(json.dumps(raw))
 
 
 def shard(checkpoint: Path, num_shards: int = 3) -> None:

@@ -314,10 +314,13 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
     )
     try:
         executor = runtime.Executor(engine_dir, executor_config)
-    except (runtime.EngineError, runtime.CudaError) as error:
-        raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
     except ValueError as error:
         raise EngineConfigError(one_line(str(error))) from error
+    except (RuntimeError, MemoryError) as error:  # the runtime's own errors are RuntimeErrors
+        raise EngineRefusedError(one_line(f"{engine_dir}: {error}")) from error
+    if open_directory(engine_dir, "size").manifest.engine_id != directory.manifest.engine_id:
+        # Its files were read one after the other, and may be of two engines.
+        raise EngineRefusedError(f"{engine_dir}: the engine was replaced while it was loaded")
     info = describe_engine(directory, executor, config)
     backend = ExecutorBackend(executor, info, config.stall_s)
     return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads))
@@ -358,8 +361,16 @@ def load_prompt_parts(directory: "EngineDirectory") -> tuple[Tokenizer, ChatTemp
         ValueError: One of them is broken.
     """
     tokenizer = Tokenizer.from_file(directory.tokenizer_path)
-    source = directory.chat_template
-    return tokenizer, None if source is None else ChatTemplate(source, tokenizer)
+    vocab_size = directory.program.config.vocab_size
+    if tokenizer.max_token_id >= vocab_size:
+        raise ValueError(
+            f"tokenizer.json has the token {tokenizer.max_token_id}, the model only {vocab_size}"
+        )
+    if directory.chat_template is None:
+        return tokenizer, None
+    template = ChatTemplate(directory.chat_template, tokenizer)
+    template.check_ends()
+    return tokenizer, template
 
 
 def describe_engine(
@@ -380,7 +391,7 @@ def describe_engine(
         context_len=engine.context_len,
         vocab_size=engine.vocab_size,
         end_token_ids=tuple(sorted(engine.end_ids)),
-        placeholder_token_ids=frozenset(i for i in placeholders if i is not None),
+        placeholder_token_ids=frozenset(i for i in placeholders if isinstance(i, int)),
         default_max_tokens=min(config.default_max_tokens, engine.context_len - 1),
         max_batch_size=config.max_batch_size,
         max_queued=config.max_queue_size,

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from server.errors import ClientTooOldError, InvalidFieldError, Violation, abort
 from server.service_context import ServiceContext
@@ -50,6 +51,16 @@ def check_revision(context: CallContext) -> None:
             )
 
 
+def check_parsed(request: object) -> None:
+    """Refuses what `server.undecodable` hands over in place of a request.
+
+    Raises:
+        InvalidFieldError: The bytes of the request did not parse.
+    """
+    if isinstance(request, DecodeError):
+        raise InvalidFieldError([Violation("request", f"does not parse: {request}")])
+
+
 def call(
     handler: Callable[[S, Request, CallContext], Awaitable[Result]],
 ) -> Callable[[S, Request, CallContext], Awaitable[Result]]:
@@ -61,6 +72,7 @@ def call(
     @functools.wraps(handler)
     async def wrapped(self: S, request: Request, context: CallContext) -> Result:
         try:
+            check_parsed(request)
             check_revision(context)
             return await handler(self, request, context)
         except grpc.aio.AbortError:

@@ -1,6 +1,5 @@
 """An engine directory is checked before anything is loaded; a refusal is one line."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -8,9 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import RATIO3, TINY, assert_one_line, copy_checkpoint, edit_json, pack_into
+from checkpoints import (
+    RATIO3,
+    TINY,
+    assert_one_line,
+    copy_checkpoint,
+    edit_json,
+    pack_into,
+    seal,
+)
 
-from runtime.engine_directory import FileEntry, engine_id, hash_file, open_engine
+from runtime.engine_directory import FileEntry, open_engine
 from runtime.errors import EngineError, refusal
 
 Json = dict[str, Any]
@@ -30,18 +37,6 @@ def refusal_of(path: Path, verify: Any = "digest") -> str:  # noqa: ANN401 - a L
     with pytest.raises(EngineError) as caught:
         open_engine(path, verify)
     return str(caught.value)
-
-
-def reseal(engine: Path, edit: Callable[[Json], object] = lambda raw: None) -> None:
-    """Edits the manifest and gives it the digests that its files and content now have."""
-    raw = json.loads((engine / "manifest.json").read_bytes())
-    for name in raw["files"]:
-        if (engine / name).is_file():
-            num_bytes = (engine / name).stat().st_size
-            raw["files"][name] = {"sha256": hash_file(engine / name), "bytes": num_bytes}
-    edit(raw)
-    raw["engine_id"] = engine_id(raw)
-    (engine / "manifest.json").write_text(json.dumps(raw))
 
 
 @pytest.mark.parametrize("verify", ["digest", "size"])
@@ -151,7 +146,7 @@ class TestManifest:
         ],
     )
     def test_other_schema_versions(self, engine: Path, version: object, fix: str) -> None:
-        reseal(engine, lambda raw: raw.update(schema_version=version, unknown_key=1))
+        seal(engine, lambda raw: raw.update(schema_version=version, unknown_key=1))
         message = refusal_of(engine)
         assert_one_line(message, f"found schema_version {version!r}", "schema_version 1", fix)
 
@@ -171,7 +166,7 @@ class TestManifest:
         assert_one_line(refusal_of(engine), part, "--force")
 
     def test_another_target(self, engine: Path) -> None:
-        reseal(engine, lambda raw: raw.update(target_arch="sm_90a"))
+        seal(engine, lambda raw: raw.update(target_arch="sm_90a"))
         assert_one_line(refusal_of(engine), "an engine for target sm_90a", "a target of cpu")
 
     @pytest.mark.parametrize(
@@ -182,7 +177,7 @@ class TestManifest:
     def test_paths_that_leave_the_directory(self, engine: Path, name: str) -> None:
         (engine.parent / "outside").write_text("")
         entry = FileEntry(sha256="0" * 64, bytes=0).model_dump()
-        reseal(engine, lambda raw: raw["files"].update({name: entry}))
+        seal(engine, lambda raw: raw["files"].update({name: entry}))
         assert_one_line(refusal_of(engine), "the path", "stay inside the directory")
 
     @pytest.mark.parametrize(
@@ -213,7 +208,7 @@ class TestManifest:
     )  # fmt: skip
     def test_files_that_must_be_listed(self, engine: Path, name: str) -> None:
         (engine / name).unlink()
-        reseal(engine, lambda raw: raw["files"].pop(name))
+        seal(engine, lambda raw: raw["files"].pop(name))
         assert_one_line(refusal_of(engine), f"does not list {name}")
 
 
@@ -302,7 +297,7 @@ class TestContents:
         self, engine: Path, name: str, edit: Callable[[Json], object], part: str
     ) -> None:
         edit_json(engine / name, edit)
-        reseal(engine)
+        seal(engine)
         assert_one_line(refusal_of(engine), name, part, "--force")
 
     @pytest.mark.parametrize(
@@ -316,7 +311,7 @@ class TestContents:
     )
     def test_broken(self, engine: Path, name: str, content: bytes, part: str) -> None:
         (engine / name).write_bytes(content)
-        reseal(engine)
+        seal(engine)
         assert_one_line(refusal_of(engine), name, part, "--force")
 
 

@@ -31,8 +31,17 @@ def refusal_of(engine: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        *("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "conv_kernel"),
-        *("num_key_heads", "num_value_heads", "key_dim", "value_dim", "num_gdn_layers"),
+        "vocab_size",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "conv_kernel",
+        "num_key_heads",
+        "num_value_heads",
+        "key_dim",
+        "value_dim",
+        "num_gdn_layers",
         "context_len",
     ],
 )

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import shlex
 import shutil
 import signal
 import socket
@@ -264,12 +266,33 @@ def test_option_that_the_engine_refuses_is_a_usage_error(
         assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize("name", ["no/x", "", "pipe", "x" * 300])
 def test_ready_file_that_cannot_be_written_is_a_usage_error(
-    engine_dir: Path, tmp_path: Path
+    engine_dir: Path, tmp_path: Path, name: str
 ) -> None:
-    ran = run("serve", str(engine_dir), "--port", "0", "--ready-file", str(tmp_path / "no" / "x"))
+    os.mkfifo(tmp_path / "pipe")  # as a device: what is no file is neither replaced nor removed
+    ran = run("serve", str(engine_dir), "--port", "0", "--ready-file", str(tmp_path / name))
     assert ran.returncode == 2, ran
     assert "ready_file" in ran.stderr.splitlines()[-1]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "0 1 2"])
+def test_closed_standard_streams(engine_dir: Path, tmp_path: Path, closed: str) -> None:
+    ready_file = tmp_path / "ready.json"
+    redirections = " ".join(f"{number}>&-" for number in closed.split())
+    words = [DELTAFLASH, "serve", str(engine_dir), "--port", "0", "--ready-file", str(ready_file)]
+    server = subprocess.Popen(["/bin/sh", "-c", f"exec {shlex.join(words)} {redirections}"])
+    try:
+        began = time.monotonic()
+        while not ready_file.exists():
+            assert server.poll() is None
+            assert time.monotonic() - began < 20
+            time.sleep(0.02)
+        server.terminate()
+        assert server.wait(10) == 0
+    finally:
+        server.kill()
 
 
 def test_info(engine_dir: Path) -> None:

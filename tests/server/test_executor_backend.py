@@ -1,16 +1,21 @@
 """The backend over the executor's Python face: hand-over, cancelling, and a lost engine."""
 
 import asyncio
+import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from checkpoints import edit_json, seal
 from fakes.app import on_loop
 from fakes.backend import INFO
 from fakes.runtime import Executor, LoadReport, Response
 
 from runtime import CapacityError, CudaError, EngineLost, FinishReason
+from runtime.engine_directory import EngineDirectory
 from server.backend import (
     CapacityExceededError,
     EndCause,
@@ -21,7 +26,8 @@ from server.backend import (
     RequestRefusedError,
     Sampling,
 )
-from server.backends.executor import ExecutorBackend, open_directory
+from server.backends.executor import ExecutorBackend, load_engine, open_directory
+from server.config import EngineConfig
 
 REQUEST = GenerationRequest(request_id="mine", prompt_ids=(1, 2), max_tokens=8)
 
@@ -211,6 +217,58 @@ async def test_close_unbinds_and_shuts_down() -> None:
     await asyncio.sleep(0.01)
     assert bound.executor.stopped
     assert not asyncio.get_running_loop().remove_reader(bound.executor.response_fd)
+
+
+def many_tokens(engine: Path) -> None:
+    def add(raw: dict[str, Any]) -> None:
+        raw["added_tokens"].append(raw["added_tokens"][0] | {"id": 512, "content": "<new>"})
+
+    edit_json(engine / "tokenizer.json", add)
+
+
+def deep_template(engine: Path) -> None:
+    (engine / "chat_template.jinja").write_text("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}")
+
+
+@pytest.mark.parametrize(
+    ("edit", "part"), [(many_tokens, "has the token 512"), (deep_template, "does not compile")]
+)
+def test_engine_at_odds_with_itself_is_refused_in_one_line(
+    engine_dir: Path, tmp_path: Path, edit: Callable[[Path], None], part: str
+) -> None:
+    engine = Path(shutil.copytree(engine_dir, tmp_path / "engine"))
+    edit(engine)
+    seal(engine)
+    with pytest.raises(EngineRefusedError, match=part) as caught:
+        load_engine(engine, EngineConfig(num_threads=1), 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_placeholders_of_any_kind_are_looked_at(engine_dir: Path, tmp_path: Path) -> None:
+    engine = Path(shutil.copytree(engine_dir, tmp_path / "engine"))
+    edit_json(
+        engine / "manifest.json",
+        lambda raw: raw["model"]["config"].update({"image_token_id": [1], "video_token_id": "2"}),
+    )
+    seal(engine)
+    loaded = load_engine(engine, EngineConfig(num_threads=1), 1)
+    assert loaded.backend.info.placeholder_token_ids == frozenset()
+    loaded.backend.close()
+
+
+def test_engine_replaced_while_it_is_loaded_is_refused(
+    engine_dirs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Path(shutil.copytree(engine_dirs["tiny_qwen3_5"], tmp_path / "engine"))
+
+    def replace_engine(directory: EngineDirectory) -> tuple[None, None]:
+        shutil.rmtree(directory.path)
+        shutil.copytree(engine_dirs["tiny_ratio3"], directory.path)
+        return None, None
+
+    monkeypatch.setattr("server.backends.executor.load_prompt_parts", replace_engine)
+    with pytest.raises(EngineRefusedError, match="replaced while it was loaded"):
+        load_engine(engine, EngineConfig(num_threads=1), 1)
 
 
 def test_runtime_that_is_not_built_is_refused_in_one_line(

@@ -134,3 +134,16 @@ async def test_ready_file_holds_the_bound_address(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert await server.end() == 0
         assert not path.exists()
+
+
+@on_loop
+async def test_ready_file_is_that_of_the_server_on_the_port(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    path.write_text("of a server that was killed")
+    async with process("--ready-file", str(path), "--load-s", "0.5") as server:
+        await server.until("listening")
+        assert not path.exists()
+        port = (await server.until("serving"))["port"]
+        async with process("--ready-file", str(path), "--port", str(port)) as second:
+            assert await second.end() == 4
+        assert path.exists()

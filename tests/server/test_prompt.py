@@ -108,6 +108,25 @@ def test_template_is_sandboxed(tokenizer: Tokenizer, source: str) -> None:
         render(hostile, ("user", "x"))
 
 
+def test_template_that_is_too_deep(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="does not compile"):
+        ChatTemplate("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", tokenizer)
+    endless = ChatTemplate("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", tokenizer)
+    with pytest.raises(ChatTemplateError, match="recursion"):
+        render(endless, ("user", "a"))
+
+
+def test_template_that_never_ends(
+    tokenizer: Tokenizer, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.chat_template.TRIAL_S", 0.1)
+    template.check_ends()
+    ChatTemplate("{{ raise_exception('only pictures') }}", tokenizer).check_ends()
+    loops = "{% for i in range(3000) %}" * 2 + "{% endfor %}" * 2
+    with pytest.raises(ValueError, match="did not end"):
+        ChatTemplate(loops, tokenizer).check_ends()
+
+
 def test_tojson_keeps_html_characters(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ messages[0].content | tojson }}", tokenizer)
     assert text_of(render(template, ("user", "<ü&'>"))) == '"<ü&\'>"'

@@ -16,6 +16,7 @@ from fakes.backend import FakeBackend, Script
 from deltaflash.v1 import generation_pb2
 from deltaflash_client import AsyncClient, Finished
 from server.backend import EndCause
+from server.write_watch import WriteWatch
 
 LONG = Script(deltas=("tick ",) * 2000, step_s=0.005)
 
@@ -174,6 +175,15 @@ stub = inference_pb2_grpc.InferenceServiceStub(channel)
 for event in stub.Generate(inference_pb2.GenerateRequest(text="hi")):
     print(event.WhichOneof("event"), flush=True)
 """
+
+
+@on_loop
+async def test_caller_that_leaves_in_the_middle_of_a_write_is_no_fault() -> None:
+    async def write() -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    with WriteWatch(1) as watch, pytest.raises(asyncio.CancelledError):
+        await watch.write(write())
 
 
 @on_loop

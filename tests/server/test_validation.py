@@ -1,5 +1,7 @@
 """Every bad field is refused by name, at once; what cannot be done is refused, never ignored."""
 
+import asyncio
+import logging
 import math
 import time
 
@@ -44,6 +46,24 @@ def chat(
         parts = [inference_pb2.ContentPart(text=content)] if isinstance(content, str) else content
         messages.append(inference_pb2.ChatMessage(role=role, content=parts))
     return inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=messages))
+
+
+GENERATE = "/deltaflash.v1.InferenceService/Generate"
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
+
+
+def chat_bytes(messages: bytes) -> bytes:
+    """A request with a chat of these serialised messages."""
+    number = inference_pb2.GenerateRequest.DESCRIPTOR.fields_by_name["chat"].number
+    return varint(number << 3 | 2) + varint(len(messages)) + messages
 
 
 USER, SYSTEM = inference_pb2.CHAT_ROLE_USER, inference_pb2.CHAT_ROLE_SYSTEM
@@ -231,6 +251,49 @@ async def test_many_violations_fit_into_the_trailers() -> None:
     async with serving() as served:
         error = Details(await error_of(served.generate(token_ids(*[2**32 - 1] * 4000))))
         assert error.fields == [f"token_ids.ids[{i}]" for i in range(16)]
+
+
+ONE = b"\x12\x03\x0a\x01a"  # ContentPart(text="a") as a field of ChatMessage
+FLOODS = {  # field numbers of the wire contract: a few bytes an entry
+    "messages": chat_bytes(b"\x0a\x00" * 500_000),
+    "turns": chat_bytes((b"\x0a\x07\x08\x02" + ONE) * 200_000),
+    "parts": chat_bytes(b"\x0a" + varint(500_000 * 2 + 2) + b"\x08\x02" + b"\x12\x00" * 500_000),
+    "biases": sampling(logit_bias=dict.fromkeys(range(300, 200_000), math.nan)).SerializeToString(),
+    "stop ids": stopping(stop_token_ids=[1] * 5_000_000).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+@on_loop
+async def test_many_small_entries_hold_nobody_up(flood: bytes) -> None:
+    async with serving() as served:
+        send = served.channel.unary_stream(GENERATE)
+        call = send(flood)
+        answer = asyncio.ensure_future(error_of(call))
+        slowest_s = 0.0
+        while not answer.done():
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            slowest_s = max(slowest_s, time.monotonic() - began)
+        assert Details(answer.result()).reason == "INVALID_FIELD"
+        assert slowest_s < 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b"\x0a\x7f", b"\x0a\x02\xc3\x28"], ids=["tag", "length", "utf8"]
+)
+@pytest.mark.parametrize("method", [GENERATE, "/deltaflash.v1.ControlService/Cancel"])
+@on_loop
+async def test_bytes_that_do_not_parse(
+    method: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        send = served.channel.unary_stream(method)
+        error = Details(await error_of(send(body)))
+        assert (error.code, error.reason) == (INVALID, "INVALID_FIELD")
+        assert error.fields == ["request"]
+        await served.collect()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @on_loop
