@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 PACKAGE = "/deltaflash."
 
 
-class UndecodableGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class UndecodableGuard(grpc.aio.ServerInterceptor):
     """Hands a handler the `DecodeError` in place of a request whose bytes do not parse.
 
     gRPC itself would answer with UNKNOWN and the text of the exception, and log a traceback for

@@ -49,7 +49,7 @@ void sample_accept(
   }
   check_argument(bias_ids.has_value() == bias_values.has_value(), kOp,
                  "expected bias_ids and bias_values together, found one");
-  if (bias_ids) {
+  if (bias_ids && bias_values) {
     check_shape(kOp, "bias_ids", *bias_ids, {table.num_slots, kMaxLogitBiases});
     check_shape(kOp, "bias_values", *bias_values, {table.num_slots, kMaxLogitBiases});
     const SlotState* states = table.states(kOp);
