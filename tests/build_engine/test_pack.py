@@ -554,6 +554,12 @@ class TestCommand:
         assert caught.value.code == 0
         assert "exit codes: 0 done, 2 wrong usage, 3" in capsys.readouterr().out
 
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["--version"])
+        assert caught.value.code == 0
+        assert capsys.readouterr().out.startswith("build_engine ")
+
     def test_source_date_epoch(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -14,6 +14,7 @@ from fakes.app import on_loop
 from fakes.backend import INFO
 from fakes.runtime import Executor, LoadReport, Response
 
+import runtime
 from runtime import CapacityError, CudaError, EngineLost, FinishReason
 from runtime.engine_directory import EngineDirectory
 from server.backend import (
@@ -254,6 +255,21 @@ def test_placeholders_of_any_kind_are_looked_at(engine_dir: Path, tmp_path: Path
     loaded = load_engine(engine, EngineConfig(num_threads=1), 1)
     assert loaded.backend.info.placeholder_token_ids == frozenset()
     loaded.backend.close()
+
+
+def test_rounds_in_flight_reach_the_executor(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def make(**values: int | str) -> runtime.ExecutorConfig:
+        made.append(config(**values))
+        return made[-1]
+
+    config = runtime.ExecutorConfig
+    monkeypatch.setattr(runtime, "ExecutorConfig", make)
+    load_engine(engine_dir, EngineConfig(num_threads=1, max_rounds_in_flight=2), 1).backend.close()
+    assert [one.max_rounds_in_flight for one in made] == [2]
 
 
 def test_engine_replaced_while_it_is_loaded_is_refused(
