@@ -1,7 +1,10 @@
 """`config.json` of a qwen3_5 checkpoint, checked: what the runtime cannot compute is refused."""
 
+import errno
 import json
 import math
+import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,8 @@ from runtime.errors import refusal
 LINEAR = "linear_attention"
 FULL = "full_attention"
 
+_MAX_INTEGER = 2**31 - 1  # the runtime counts tokens in int32
+_MAX_LAYERS = 4096
 _SHOWN_CHARS = 80  # of a value in a message
 _TOP_TYPES = ("qwen3_5", "qwen3_5_text")
 _TEXT_TYPES = ("qwen3_5_text", "qwen3_5")
@@ -125,6 +130,7 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
         CheckpointError: The file is not there, not readable or no JSON object.
     """
     try:
+        check_readable(path)
         value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()  # lone surrogates cannot be written again
     except FileNotFoundError as error:
@@ -139,6 +145,17 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
             refusal(path, f"JSON of type {type(value).__name__}", "an object", fix)
         )
     return value
+
+
+def check_readable(path: Path) -> None:
+    """Refuses what might never end when it is read.
+
+    Raises:
+        OSError: There is no such file, or it is a pipe, a socket or a device.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "a pipe, a socket or a device", str(path))
 
 
 def _refuse_constant(name: str) -> None:
@@ -163,15 +180,17 @@ class _Fields:
             )
         )
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(
+        self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_INTEGER
+    ) -> int:
         value = self.values.get(key, default)
-        if type(value) is not int or value < minimum:
-            raise self.refuse(key, f"an integer of at least {minimum}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.refuse(key, f"an integer of at least {minimum} and at most {maximum}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.refuse(key, "a number above 0")
         return float(value)
 
@@ -256,7 +275,7 @@ def read_model_config(path: Path) -> ModelConfig:
         rope=rope,
         context_len=_context_len(text, rope),
         eos_ids=_eos_ids(top, text),
-        num_mtp_layers=text.integer("mtp_num_hidden_layers", 0, minimum=0),
+        num_mtp_layers=text.integer("mtp_num_hidden_layers", 0, 0, _MAX_LAYERS),
         vision=vision,
     )
 
@@ -286,7 +305,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
 
 
 def _layer_types(text: _Fields) -> tuple[str, ...]:
-    num_layers = text.integer("num_hidden_layers")
+    num_layers = text.integer("num_hidden_layers", maximum=_MAX_LAYERS)
     listed = text.values.get("layer_types")
     if listed is None:
         interval = text.integer("full_attention_interval")
@@ -300,7 +319,7 @@ def _layer_types(text: _Fields) -> tuple[str, ...]:
 def _vision(top: _Fields) -> Vision:
     fields = top.section("vision_config")
     return Vision(
-        depth=fields.integer("depth"),
+        depth=fields.integer("depth", maximum=_MAX_LAYERS),
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
         in_channels=fields.integer("in_channels"),
@@ -410,5 +429,8 @@ def _context_len(text: _Fields, rope: Rope) -> int:
     listed = text.integer("max_position_embeddings")
     if rope.yarn is None:
         return listed
-    extended = int(rope.yarn.original_context_len * rope.yarn.factor)
+    length = rope.yarn.original_context_len * rope.yarn.factor
+    if length > _MAX_INTEGER:
+        raise text.refuse("max_position_embeddings", f"a context of at most {_MAX_INTEGER} tokens")
+    extended = int(length)
     return extended if listed <= rope.yarn.original_context_len else min(listed, extended)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engine.errors import CheckpointError
+from build_engine.model_config import check_readable
 from runtime.errors import refusal
 
 ITEM_BYTES = {
@@ -64,6 +65,7 @@ class SafetensorsFile:
         """
         self.path = path
         try:
+            check_readable(path)
             self._bytes: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
         except OSError as error:
             raise self._refuse(str(error.strerror or error)) from error

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from build_engine.errors import CheckpointError
-from build_engine.model_config import ModelConfig, read_json
+from build_engine.model_config import ModelConfig, check_readable, read_json
 from runtime.engine_directory import MAX_END_IDS
 from runtime.errors import refusal
 from runtime.vocabulary import VocabularyTable, vocabulary_from_tokenizer
@@ -109,6 +109,7 @@ class _Reader:
             return None
         self.read.add(name)
         try:
+            check_readable(file)
             return file.read_bytes().decode()
         except UnicodeDecodeError as error:
             raise CheckpointError(
@@ -172,8 +173,7 @@ def _generation(
     if token is not None:
         ids.append(_token_id(path, tokenizer_json, token))
     ids += config.eos_ids
-    end_ids = list(dict.fromkeys(ids))
-    unfit = [one for one in end_ids if type(one) is not int or not 0 <= one < config.vocab_size]
+    unfit = [one for one in ids if type(one) is not int or not 0 <= one < config.vocab_size]
     if unfit:
         raise CheckpointError(
             refusal(
@@ -183,6 +183,7 @@ def _generation(
                 "correct eos_token_id in generation_config.json or config.json",
             )
         )
+    end_ids = list(dict.fromkeys(ids))
     if not 1 <= len(end_ids) <= MAX_END_IDS:
         raise CheckpointError(
             refusal(
@@ -200,12 +201,12 @@ def _generation(
     }
 
 
-def _token_id(path: Path, tokenizer_json: Mapping[str, Any], token: str) -> int:
+def _token_id(path: Path, tokenizer_json: Mapping[str, Any], token: object) -> int:
+    vocabulary: Mapping[str, int] = tokenizer_json["model"]["vocab"]
     for added in tokenizer_json.get("added_tokens") or ():
         if added["content"] == token:
             return int(added["id"])
-    vocabulary: Mapping[str, int] = tokenizer_json["model"]["vocab"]
-    if token not in vocabulary:
+    if not isinstance(token, str) or token not in vocabulary:
         raise CheckpointError(
             refusal(
                 path / "tokenizer_config.json",

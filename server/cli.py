@@ -15,7 +15,7 @@ from server.app import ExitCode
 from server.commands.generate import GenerateCommand, generate_local, generate_remote
 from server.commands.info import show_info
 from server.commands.serve import serve
-from server.config import DEVICES, MIB, EngineConfig, ServerConfig
+from server.config import DEVICES, MAX_TIME_S, MIB, EngineConfig, ServerConfig
 
 INTERRUPTED = 130
 MAX_PORT = 65535
@@ -255,8 +255,10 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
         ValueError: A value is out of range.
     """
     limit_s: float | None = options.max_request_s
-    if limit_s is not None and not 0 < limit_s < float("inf"):
-        raise ValueError(f"max_request_s: expected more than 0 seconds, got {limit_s}")
+    if limit_s is not None and not 0 < limit_s <= MAX_TIME_S:
+        raise ValueError(
+            f"max_request_s: expected more than 0 and at most 1e9 seconds, got {limit_s}"
+        )
     if options.ready_file is not None:
         check_ready_file(options.ready_file)
     return ServerConfig(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1024 * 1024
+MAX_TIME_S = 1e9
+"""Thirty years; beyond, nanoseconds and timers overflow."""
 MAX_INT32 = 2**31 - 1
 """The executor and gRPC take numbers up to this."""
 DEVICES = ("cpu", "cuda")
@@ -104,8 +106,8 @@ class ServerConfig:
             _require("max_request_ms", self.max_request_ms, 1, most=2**53)
         _require_time("write_timeout_s", self.write_timeout_s)
         _require_time("warmup_timeout_s", self.warmup_timeout_s)
-        if not 0 <= self.grace_s < float("inf"):
-            raise ValueError(f"grace_s: expected 0 or more seconds, got {self.grace_s}")
+        if not 0 <= self.grace_s <= MAX_TIME_S:
+            raise ValueError(f"grace_s: expected 0 to 1e9 seconds, got {self.grace_s}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise ValueError(f"log_level: expected a level of logging, got {self.log_level}")
 
@@ -116,5 +118,5 @@ def _require(name: str, value: int, least: int, most: int = MAX_INT32) -> None:
 
 
 def _require_time(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name}: expected more than 0 seconds, got {value}")
+    if not 0 < value <= MAX_TIME_S:
+        raise ValueError(f"{name}: expected more than 0 and at most 1e9 seconds, got {value}")

@@ -1,6 +1,7 @@
 """Checkpoints that do not match their config are refused; what is dropped is known."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -271,6 +272,11 @@ YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 40
         (rope(**(YARN | {"factor": 0.5})), ("factor = 0.5", "at least 1")),
         (rope(rope_type="yarn", factor=4), ("original_max_position_embeddings",)),
         (rope(**YARN, temperature=2), ("temperature = 2", "only the keys")),
+        (rope(**(YARN | {"factor": 1e308})), ("max_position_embeddings", "at most 2147483647")),
+        (rope(**(YARN | {"factor": 10**400})), ("factor = 1000",)),
+        (text_config(max_position_embeddings=2**64), ("max_position_embeddings = 1844",)),
+        (text_config(num_hidden_layers=2**31 - 1, layer_types=None), ("at most 4096",)),
+        (lambda c: c["vision_config"].update(depth=2**62), ("vision_config.depth", "4096")),
     ],
 )
 def test_models_that_would_be_computed_wrongly(
@@ -288,6 +294,15 @@ def test_models_that_would_be_computed_wrongly(
 def test_broken_config(tiny: Path, content: bytes, part: str) -> None:
     (tiny / "config.json").write_bytes(content)
     assert_one_line(refusal_of(tiny), part, "config.json")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "chat_template.jinja"])
+def test_pipes_are_not_read(tiny: Path, tmp_path: Path, file: str) -> None:
+    (tiny / file).unlink()
+    os.mkfifo(tiny / file)
+    with pytest.raises(CheckpointError) as caught:
+        pack_into(tiny, tmp_path / "out")
+    assert_one_line(str(caught.value), "a pipe, a socket or a device", file)
 
 
 def test_what_is_not_a_checkpoint(tmp_path: Path, tiny: Path) -> None:
@@ -454,6 +469,8 @@ class TestTextFiles:
         [
             ("generation_config.json", lambda g: g.update(eos_token_id=512), "the end id 512"),
             ("generation_config.json", lambda g: g.update(eos_token_id=["x"]), 'the end id "x"'),
+            ("generation_config.json", lambda g: g.update(eos_token_id=[[]]), "the end id []"),
+            ("tokenizer_config.json", set_eos([]), "the eos_token []"),
             (
                 "generation_config.json",
                 lambda g: g.update(eos_token_id=list(range(9))),

@@ -119,6 +119,8 @@ def test_addresses() -> None:
         {"grace_s": -1.0},
         {"write_timeout_s": 0.0},
         {"warmup_timeout_s": float("inf")},
+        {"write_timeout_s": 1e300},
+        {"grace_s": 1e300},
         {"max_request_ms": 0},
         {"log_level": "LOUD"},
     ],
