@@ -321,7 +321,7 @@ def test_load_and_stats_add_up(make_executor: Callable[..., Executor]) -> None:
         )
 
 
-@pytest.mark.skipif("DELTAFLASH_NATIVE" in os.environ, reason="sanitizers keep freed memory")
+@pytest.mark.plain_build
 def test_memory_is_flat_over_many_requests(make_executor: Callable[..., Executor]) -> None:
     executor = make_executor(max_batch_size=8)
 
@@ -356,7 +356,7 @@ def test_longest_time_limit_is_none(make_executor: Callable[..., Executor]) -> N
     assert result.finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.skipif("DELTAFLASH_NATIVE" in os.environ, reason="sanitizers need address space")
+@pytest.mark.plain_build
 def test_more_threads_than_the_system_has_are_refused(engine_dir: Path) -> None:
     """The error comes out, and the threads that did start are joined."""
     program = f"""

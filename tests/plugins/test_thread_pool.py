@@ -33,6 +33,7 @@ def test_a_pool_may_end_unused() -> None:
         plugins.ThreadPool(3)
 
 
+@pytest.mark.plain_build
 def test_more_threads_than_fit_are_an_error() -> None:
     code = """
 import resource

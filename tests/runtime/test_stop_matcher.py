@@ -116,6 +116,7 @@ def test_empty_stop_is_refused() -> None:
         _native.StopMatcher(["a", ""])
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize("piece_len", [64, 1_000_000])
 def test_time_is_linear_for_repetitive_stops(piece_len: int) -> None:
     stops = ["a" * (255 - i) + "b" for i in range(8)] + ["a" * 127 + c + "b" * 128 for c in "cdef"]
