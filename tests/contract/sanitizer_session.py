@@ -1,10 +1,11 @@
 """A short session on the CUDA backend for compute-sanitizer: every op, drafts, cancels, slot reuse.
 
-compute-sanitizer --tool memcheck python tests/contract/sanitizer_session.py
+compute-sanitizer --tool memcheck python tests/contract/sanitizer_session.py [PROVIDER...]
 """
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import tempfile
 from pathlib import Path
@@ -19,12 +20,13 @@ from runtime import Executor, ExecutorConfig, Request, SamplingConfig
 
 def main() -> None:
     """Runs the session; the sanitizer judges."""
+    faulthandler.enable()  # says where, should the process die
     executor_client.TIMEOUT_S = 900.0  # racecheck is two orders of magnitude slower
     with tempfile.TemporaryDirectory() as folder:
         for name in ("tiny_qwen3_5", "tiny_ratio3"):
             engine = Path(folder) / name
             pack(DATA / name, engine, PackOptions(created="2026-01-01T00:00:00Z"))
-            for provider in ("exact", "cublaslt"):
+            for provider in sys.argv[1:] or ("exact", "cublaslt"):
                 executor = Executor(
                     engine,
                     ExecutorConfig(
