@@ -13,13 +13,18 @@ from executor_client import Collector, run, wait_idle
 from reference.qwen3_5 import load_safetensors
 from reference.sampling import Rules, SamplingParams, ruled_logits, sample, stream_uniform
 
-from runtime import FinishReason, OutputConfig, Request, SamplingConfig
+from runtime import (
+    Executor,
+    ExecutorConfig,
+    FinishReason,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from runtime import Executor
 
 TEXT_CASES = [
     ("tiny_qwen3_5", "text"),
@@ -71,6 +76,31 @@ def test_recorded_ids_and_logits(
     )
     assert result.stats is not None
     assert result.stats.num_prefill_chunks == -(-len(expected["input_ids"]) // chunk)
+
+
+@pytest.mark.parametrize("chunk", [256, 64, 7, 3, 1])
+@pytest.mark.parametrize("case", ["text", "medium", "long"])
+def test_second_checkpoint_against_the_float64_run(
+    engine_dirs: dict[str, Path], case: str, chunk: int
+) -> None:
+    """Without the rounding of transformers' fp32 run, the CPU meets the first one's bound."""
+    expected = load_expected("tiny_ratio3")["cases"][case]
+    tensors = load_safetensors(DATA / "tiny_ratio3" / "expected_float64.safetensors")
+    greedy = expected["fp32"]["greedy"]
+    executor = Executor(
+        engine_dirs["tiny_ratio3"], ExecutorConfig(num_threads=1, max_prefill_chunk=chunk)
+    )
+    (result,) = run(
+        executor, Request(expected["input_ids"], len(greedy), output=LOGITS, ignore_end_ids=True)
+    )
+    executor.shutdown()
+    assert result.token_ids == greedy
+    for got, name in (
+        (result.context_logits, f"{case}.logits"),
+        (result.generation_logits, f"{case}.decode_logits"),
+    ):
+        assert got is not None
+        np.testing.assert_allclose(got, tensors[name], rtol=0, atol=2e-4)
 
 
 def random_request(rng: random.Random, vocab_size: int = 490) -> dict[str, Any]:
