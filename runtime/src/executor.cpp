@@ -1,84 +1,21 @@
 #include "runtime/src/executor.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <stdexcept>
 #include <utility>
 
 #include "plugins/common/error.h"
 #include "runtime/src/cuda_library.h"
+#include "runtime/src/request_checks.h"
 
 namespace deltaflash {
 namespace {
 
-/// Verify kernels take rows of up to 16 tokens.
-constexpr std::int32_t kMaxDraftTokens = 15;
-constexpr std::int32_t kMaxThreads = 1024;
-constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
-constexpr std::int64_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max();  // pages are int32
 constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-[[noreturn]] void refuse(const std::string& field, const std::string& found,
-                         const std::string& expected) {
-  throw std::invalid_argument(field + ": " + found + ", expected " + expected);
-}
-
-void check_config(const ExecutorConfig& config) {
-  const auto at_least = [](const char* field, std::int64_t value, std::int64_t least) {
-    if (value < least) {
-      refuse(field, std::to_string(value), "at least " + std::to_string(least));
-    }
-  };
-  at_least("max_batch_size", config.max_batch_size, 1);
-  at_least("max_prefill_chunk", config.max_prefill_chunk, 1);
-  at_least("max_queue_size", config.max_queue_size, 0);
-  at_least("max_queued_tokens", config.max_queued_tokens, 1);
-  at_least("kv_page_size", config.kv_page_size, 1);
-  at_least("max_kv_tokens", config.max_kv_tokens, 0);
-  at_least("default_max_tokens", config.default_max_tokens, 1);
-  at_least("max_draft_tokens", config.max_draft_tokens, 0);
-  at_least("num_threads", config.num_threads, 0);
-  if (config.num_threads > kMaxThreads) {
-    refuse("num_threads", std::to_string(config.num_threads),
-           "at most " + std::to_string(kMaxThreads));
-  }
-  at_least("iter_stats_max_iterations", config.iter_stats_max_iterations, 0);
-  at_least("max_scripted_tokens", config.max_scripted_tokens, 0);
-  at_least("max_admission_passes", config.max_admission_passes, 0);
-  if (config.max_rounds_in_flight < 1 || config.max_rounds_in_flight > 2) {
-    refuse("max_rounds_in_flight", std::to_string(config.max_rounds_in_flight), "1 or 2");
-  }
-  if (config.max_draft_tokens > kMaxDraftTokens) {
-    refuse("max_draft_tokens", std::to_string(config.max_draft_tokens),
-           "at most " + std::to_string(kMaxDraftTokens));
-  }
-  const std::int64_t row = config.max_draft_tokens + std::int64_t{1};
-  if (config.ring_history != 0 && config.ring_history < row) {
-    refuse("ring_history", std::to_string(config.ring_history),
-           "0 or at least max_draft_tokens + 1 = " + std::to_string(row));
-  }
-  // Prefill must go on while every slot decodes.
-  const std::int64_t least = config.max_batch_size * row +
-                             std::min<std::int64_t>(kPrefillAlignment, config.max_prefill_chunk);
-  at_least("max_num_tokens", config.max_num_tokens, least);
-}
-
-std::int64_t pool_tokens(const ExecutorConfig& config, const ModelConfig& model) {
-  const std::int64_t tokens =
-      config.max_kv_tokens > 0
-          ? config.max_kv_tokens
-          : config.max_batch_size * std::min(model.context_len, kDefaultKvTokensPerSlot);
-  if (tokens > kMaxKvTokens) {
-    refuse("max_kv_tokens", std::to_string(tokens), "at most " + std::to_string(kMaxKvTokens));
-  }
-  return tokens;
 }
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
@@ -123,47 +60,6 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.min_tokens = request.min_tokens;
   state.forced_drafts = request.force_tokens ? 0 : 1;
   return state;
-}
-
-void check_sampling(const SamplingConfig& sampling, std::int64_t vocab_size) {
-  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
-    refuse("sampling.temperature", std::to_string(sampling.temperature), "a finite value >= 0");
-  }
-  if (sampling.top_k < 0) {
-    refuse("sampling.top_k", std::to_string(sampling.top_k), "at least 0");
-  }
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-    refuse("sampling.top_p", std::to_string(sampling.top_p), "a value in (0, 1]");
-  }
-  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
-    refuse("sampling.min_p", std::to_string(sampling.min_p), "a value in [0, 1)");
-  }
-  if (!std::isfinite(sampling.repetition_penalty) || sampling.repetition_penalty <= 0) {
-    refuse("sampling.repetition_penalty", std::to_string(sampling.repetition_penalty),
-           "a finite value > 0");
-  }
-  if (!std::isfinite(sampling.presence_penalty)) {
-    refuse("sampling.presence_penalty", std::to_string(sampling.presence_penalty),
-           "a finite value");
-  }
-  if (!std::isfinite(sampling.frequency_penalty)) {
-    refuse("sampling.frequency_penalty", std::to_string(sampling.frequency_penalty),
-           "a finite value");
-  }
-  if (sampling.logit_bias.size() > kMaxLogitBiases) {
-    refuse("sampling.logit_bias", std::to_string(sampling.logit_bias.size()) + " ids",
-           "at most " + std::to_string(kMaxLogitBiases));
-  }
-  for (const auto& [id, value] : sampling.logit_bias) {
-    if (id < 0 || id >= vocab_size) {
-      refuse("sampling.logit_bias", "id " + std::to_string(id),
-             "ids in [0, " + std::to_string(vocab_size) + ")");
-    }
-    if (!std::isfinite(value)) {
-      refuse("sampling.logit_bias", std::to_string(value) + " for id " + std::to_string(id),
-             "finite values");
-    }
-  }
 }
 
 }  // namespace
@@ -218,66 +114,6 @@ std::int64_t Executor::pool_room(std::int64_t num_prompt_tokens) const {
   return scheduler_->num_pages() * config_.kv_page_size - 2 * row - num_prompt_tokens;
 }
 
-void Executor::check(const Request& request) const {
-  const auto num_prompt = static_cast<std::int64_t>(request.input_token_ids.size());
-  if (num_prompt == 0) {
-    refuse("input_token_ids", "empty", "at least one token");
-  }
-  for (const TokenId id : request.input_token_ids) {
-    if (id < 0 || id >= engine_.vocab_size) {
-      refuse("input_token_ids", "id " + std::to_string(id),
-             "ids in [0, " + std::to_string(engine_.vocab_size) + ")");
-    }
-  }
-  if (num_prompt >= engine_.context_len) {
-    refuse("input_token_ids", std::to_string(num_prompt) + " tokens",
-           "fewer than the context of " + std::to_string(engine_.context_len));
-  }
-  if (pool_room(num_prompt) < 1) {
-    refuse("input_token_ids", std::to_string(num_prompt) + " tokens",
-           "at most " + std::to_string(num_prompt + pool_room(num_prompt) - 1) +
-               ", the room of the KV cache (max_kv_tokens)");
-  }
-  if (request.max_tokens && *request.max_tokens < 1) {
-    refuse("max_tokens", std::to_string(*request.max_tokens), "at least 1");
-  }
-  if (const std::int64_t room = pool_room(num_prompt);
-      request.max_tokens && *request.max_tokens > room && room < engine_.context_len - num_prompt) {
-    refuse("max_tokens", std::to_string(*request.max_tokens),
-           "at most " + std::to_string(room) +
-               " with this prompt, the room of the KV cache (max_kv_tokens)");
-  }
-  const std::int32_t longest = request.max_tokens.value_or(config_.default_max_tokens);
-  if (request.min_tokens < 0 || request.min_tokens > longest) {
-    refuse("min_tokens", std::to_string(request.min_tokens),
-           "0 to max_tokens = " + std::to_string(longest));
-  }
-  check_sampling(request.sampling, engine_.vocab_size);
-  if (request.end_ids && request.end_ids->size() > kMaxEndIds) {
-    refuse("end_ids", std::to_string(request.end_ids->size()) + " ids",
-           "at most " + std::to_string(kMaxEndIds));
-  }
-  if (request.allotted_time_ms && *request.allotted_time_ms < 1) {
-    refuse("allotted_time_ms", std::to_string(*request.allotted_time_ms), "at least 1");
-  }
-  const auto num_forced = static_cast<std::int64_t>(request.forced_tokens.size());
-  const auto num_script = static_cast<std::int64_t>(request.draft_script.size());
-  if (std::max(num_forced, num_script) > config_.max_scripted_tokens) {
-    refuse("forced_tokens, draft_script", std::to_string(std::max(num_forced, num_script)),
-           "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
-  }
-  if (request.fail_after_tokens < 0 || request.fail_after_tokens > config_.max_scripted_tokens) {
-    refuse("fail_after_tokens", std::to_string(request.fail_after_tokens),
-           "at most max_scripted_tokens = " + std::to_string(config_.max_scripted_tokens));
-  }
-  for (const TokenId id : request.forced_tokens) {
-    if (id < 0 || id >= engine_.vocab_size) {
-      refuse("forced_tokens", "id " + std::to_string(id),
-             "ids in [0, " + std::to_string(engine_.vocab_size) + ")");
-    }
-  }
-}
-
 Executor::SequencePtr Executor::make_sequence(Request request) {
   const auto num_prompt = static_cast<std::int64_t>(request.input_token_ids.size());
   const TextStreamOptions text_options{.stops = request.stop_strings,
@@ -300,7 +136,8 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
 }
 
 RequestId Executor::enqueue_request(Request request) {
-  check(request);
+  check_request(request, config_, engine_,
+                pool_room(static_cast<std::int64_t>(request.input_token_ids.size())));
   SequencePtr sequence = make_sequence(std::move(request));
   const std::int64_t num_tokens = sequence->num_prompt_tokens();
   const std::lock_guard lock(mutex_);

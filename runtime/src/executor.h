@@ -75,7 +75,6 @@ class Executor {
  private:
   using SequencePtr = std::shared_ptr<Sequence>;
 
-  void check(const Request& request) const;
   SequencePtr make_sequence(Request request);
   std::int64_t pool_room(std::int64_t num_prompt_tokens) const;
 
