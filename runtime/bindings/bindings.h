@@ -27,5 +27,6 @@ void bind_scripted_draft(nanobind::module_& plugins);
 void bind_silu_mul(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);
+void bind_token_logprobs(nanobind::module_& plugins);
 
 }  // namespace deltaflash

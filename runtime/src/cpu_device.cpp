@@ -123,6 +123,7 @@ class CpuDevice final : public Device {
         .sample_accept = cpu::sample_accept,
         .scripted_draft = cpu::scripted_draft,
         .silu_mul = cpu::silu_mul,
+        .token_logprobs = cpu::token_logprobs,
     };
     return kTable;
   }

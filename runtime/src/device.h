@@ -23,6 +23,7 @@
 #include "plugins/sampling/sampling.h"
 #include "plugins/scripted_draft/scripted_draft.h"
 #include "plugins/silu_mul/silu_mul.h"
+#include "plugins/token_logprobs/token_logprobs.h"
 
 namespace deltaflash {
 
@@ -42,6 +43,7 @@ struct PluginTable {
   void (*sample_accept)(const SampleAccept&, Stream);
   void (*scripted_draft)(const ScriptedDraft&, Stream);
   void (*silu_mul)(const SiluMul&, Stream);
+  void (*token_logprobs)(const TokenLogprobs&, Stream);
 };
 
 /// A dense part of the network, ready to run.
