@@ -16,6 +16,8 @@ from runtime._native import (
     RequestStats,
     Response,
     SamplingConfig,
+    TokenCandidate,
+    TokenRecord,
 )
 
 __all__ = [
@@ -34,4 +36,6 @@ __all__ = [
     "RequestStats",
     "Response",
     "SamplingConfig",
+    "TokenCandidate",
+    "TokenRecord",
 ]

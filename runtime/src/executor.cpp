@@ -59,7 +59,40 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.num_biases = static_cast<std::int32_t>(request.sampling.logit_bias.size());
   state.min_tokens = request.min_tokens;
   state.forced_drafts = request.force_tokens ? 0 : 1;
+  state.num_logprobs = static_cast<std::int16_t>(1 + request.output.top_logprobs.value_or(-1));
   return state;
+}
+
+/// The record of the token in place `at` of a step's [num_rows, max_emitted].
+TokenRecord token_record(const Sequence& sequence, const Vocabulary& vocabulary,
+                         const StepResult& result, std::size_t at) {
+  const TokenId id = result.tokens[at];
+  TokenRecord record{.id = id,
+                     .piece = std::string(sequence.text.piece(id)),
+                     .logprob = std::nullopt,
+                     .rank = std::nullopt,
+                     .candidates = {}};
+  if (const auto count = sequence.request.output.top_logprobs) {
+    record.logprob = result.logprob[at];
+    record.rank = result.rank[at];
+    const std::size_t first = at * kMaxTopLogprobs;
+    for (std::size_t i = first; i < first + static_cast<std::size_t>(*count); ++i) {
+      const TokenId candidate = result.top_ids[i];
+      record.candidates.push_back({.id = candidate,
+                                   .piece = std::string(vocabulary.bytes(candidate)),
+                                   .logprob = result.top_logprobs[i]});
+    }
+  }
+  return record;
+}
+
+/// Moves the first records of those that wait into the response.
+void release_records(Sequence& sequence, std::int64_t count, Response& response) {
+  for (; count > 0; --count) {
+    response.records.push_back(std::move(sequence.records.front()));
+    sequence.records.pop_front();
+    ++sequence.num_records_released;
+  }
 }
 
 }  // namespace
@@ -127,6 +160,12 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
       std::min<std::int64_t>(wanted.max_tokens.value_or(config_.default_max_tokens), room);
   if (!wanted.ignore_end_ids) {
     sequence->end_ids = wanted.end_ids.value_or(engine_.end_ids);
+  }
+  for (const TokenId id : wanted.stop_ids) {
+    if (std::find(sequence->end_ids.begin(), sequence->end_ids.end(), id) ==
+        sequence->end_ids.end()) {
+      sequence->end_ids.push_back(id);
+    }
   }
   sequence->stats.arrival_ns = now_ns();
   if (const auto allotted = allotted_ns(wanted)) {
@@ -347,6 +386,14 @@ void Executor::read_oldest() {
   }
 }
 
+bool Executor::keeps_text(const Request& request, TokenId stop) const {
+  const auto has = [stop](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), stop) != ids.end();
+  };
+  return request.include_stop && has(request.stop_ids) &&
+         !has(request.end_ids.value_or(engine_.end_ids));
+}
+
 void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
                         const StepResult& result, bool prefill) {
   if (sequence->stage == Stage::kFinished) {
@@ -370,21 +417,27 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   Response response;
   const auto reason_on_device = static_cast<FinishReason>(result.finish_reason[index]);
-  const std::int32_t* tokens =
-      result.tokens.data() + index * static_cast<std::size_t>(result.max_emitted);
+  const std::size_t first_token = index * static_cast<std::size_t>(result.max_emitted);
+  const std::int32_t* tokens = result.tokens.data() + first_token;
   auto reason = FinishReason::kNotFinished;
   std::int64_t num_kept = 0;
   while (num_kept < num_emitted && reason == FinishReason::kNotFinished) {
     const TokenId token = tokens[num_kept++];
     response.token_ids.push_back(token);
-    if (num_kept == num_emitted && reason_on_device == FinishReason::kEndId) {
-      // An end id ends the text; it is no part of it.
-      response.end_id = token;
-      reason = FinishReason::kEndId;
-    } else if (sequence->text.push(token)) {
-      reason = FinishReason::kStopWords;
-    } else if (num_kept == num_emitted) {
+    if (num_kept == num_emitted) {
       reason = reason_on_device;
+    }
+    // An end id ends the text; it is no part of it.
+    const bool has_text = reason != FinishReason::kEndId || keeps_text(sequence->request, token);
+    if (has_text && sequence->text.push(token)) {
+      reason = FinishReason::kStopWords;
+    }
+    if (reason == FinishReason::kEndId) {
+      response.end_id = token;
+    }
+    if (sequence->request.output.token_records) {
+      sequence->records.push_back(token_record(
+          *sequence, vocabulary_, result, first_token + static_cast<std::size_t>(num_kept) - 1));
     }
   }
   if (sequence->request.output.return_generation_logits) {
@@ -417,6 +470,10 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   response.request_id = sequence->id;
   response.text = sequence->text.take_text();
+  if (sequence->request.output.token_records) {
+    release_records(
+        *sequence, sequence->text.num_tokens_released() - sequence->num_records_released, response);
+  }
   response.num_prompt_tokens = sequence->num_prompt_tokens();
   response.num_completion_tokens = sequence->num_emitted;
   response.stats = request_stats;
@@ -431,6 +488,7 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   }
   response.request_id = sequence->id;
   response.text = sequence->text.take_text();
+  release_records(*sequence, static_cast<std::int64_t>(sequence->records.size()), response);
   response.is_final = true;
   response.finish_reason = reason;
   if (reason == FinishReason::kStopWords) {
