@@ -99,16 +99,15 @@ DELTAFLASH_SIMD Sums sums_of(const float* logits, std::int64_t count, float high
     Lanes mass = {};
     IntLanes above = {};
     for (std::int64_t i = first; i < end; i += 16) {
-      Lanes v = none;
-      if (i + 16 <= end) {
-        v = simd::load(logits + i);
-      } else {
-        float padded[16];
+      const float* from = logits + i;
+      float padded[16];
+      if (i + 16 > end) {
         std::fill_n(padded, 16, -kInfinity);
-        std::copy(logits + i, logits + end, padded);
-        v = simd::load(padded);
+        std::copy(from, logits + end, padded);
+        from = padded;
       }
-      v = v > none ? v : none;
+      const Lanes raw = simd::load(from);
+      const Lanes v = raw > none ? raw : none;
       // inf - inf would be NaN: +inf lies 0 below itself.
       const Lanes distance = v == high ? Lanes{} : v - high;
       mass += simd::exp(distance);
