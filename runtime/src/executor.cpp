@@ -6,6 +6,7 @@
 #include "plugins/common/error.h"
 #include "runtime/src/cuda_library.h"
 #include "runtime/src/request_checks.h"
+#include "runtime/src/token_records.h"
 
 namespace deltaflash {
 namespace {
@@ -61,38 +62,6 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.forced_drafts = request.force_tokens ? 0 : 1;
   state.num_logprobs = static_cast<std::int16_t>(1 + request.output.top_logprobs.value_or(-1));
   return state;
-}
-
-/// The record of the token in place `at` of a step's [num_rows, max_emitted].
-TokenRecord token_record(const Sequence& sequence, const Vocabulary& vocabulary,
-                         const StepResult& result, std::size_t at) {
-  const TokenId id = result.tokens[at];
-  TokenRecord record{.id = id,
-                     .piece = std::string(sequence.text.piece(id)),
-                     .logprob = std::nullopt,
-                     .rank = std::nullopt,
-                     .candidates = {}};
-  if (const auto count = sequence.request.output.top_logprobs) {
-    record.logprob = result.logprob[at];
-    record.rank = result.rank[at];
-    const std::size_t first = at * kMaxTopLogprobs;
-    for (std::size_t i = first; i < first + static_cast<std::size_t>(*count); ++i) {
-      const TokenId candidate = result.top_ids[i];
-      record.candidates.push_back({.id = candidate,
-                                   .piece = std::string(vocabulary.bytes(candidate)),
-                                   .logprob = result.top_logprobs[i]});
-    }
-  }
-  return record;
-}
-
-/// Moves the first records of those that wait into the response.
-void release_records(Sequence& sequence, std::int64_t count, Response& response) {
-  for (; count > 0; --count) {
-    response.records.push_back(std::move(sequence.records.front()));
-    sequence.records.pop_front();
-    ++sequence.num_records_released;
-  }
 }
 
 }  // namespace
