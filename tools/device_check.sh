@@ -6,8 +6,9 @@
 #
 #   tools/device_check.sh [all|build|contract|sanitizer|rounds]...   results: build/device/
 #
-# racecheck keeps a record of every access in host memory, about 1.4 GB a second: the session is cut
-# into parts of some 40 s, a process each, RACECHECK_JOBS (2) of them at a time.
+# racecheck keeps a record of every access in host memory, up to 71 GB for a part: the session is cut
+# into parts of some 40 s, a process each, RACECHECK_JOBS (3) of them at a time. A part that died
+# without a finding while others ran, as those do whom the system has no memory for, runs again alone.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,6 +65,12 @@ verdict() {
   fi
 }
 
+# died LOG: whether the process of a part ended by force and the sanitizer had found nothing.
+died() {
+  grep -q "process didn't terminate successfully" "$1" &&
+    grep -qE 'SUMMARY: 0 (errors|hazards)' "$1"
+}
+
 # sanitize TOOL JOBS: all parts, JOBS at a time, and one line of the table.
 sanitize() {
   local tool=$1 begin=$SECONDS status=OK checkpoint provider part problem parts=() bad=()
@@ -77,6 +84,7 @@ sanitize() {
   printf '%s\n' "${parts[@]}" |
     xargs -P "$2" -I{} bash -c 'session '"$tool"' {}'
   for part in "${parts[@]}"; do
+    died "$BUILD/$tool.${part// /.}.log" && echo "again, alone: $part" && bash -c "session $tool $part"
     problem=$(verdict "$BUILD/$tool.${part// /.}.log" "$part")
     if [[ -n $problem ]]; then bad+=("$part: $problem"); fi
   done
@@ -103,7 +111,7 @@ if wanted sanitizer; then
   export -f session
   export BUILD PYTHON
   sanitize memcheck "${MEMCHECK_JOBS:-3}"
-  sanitize racecheck "${RACECHECK_JOBS:-2}"
+  sanitize racecheck "${RACECHECK_JOBS:-3}"
 fi
 wanted rounds && TAIL=12 step rounds "$PYTHON" tests/bench/bench_round.py
 
