@@ -18,6 +18,7 @@ class EndCause(enum.Enum):
     LENGTH = enum.auto()
     CANCELLED = enum.auto()
     TIMED_OUT = enum.auto()
+    REPETITION = enum.auto()
 
 
 class EngineRefusedError(Exception):
@@ -147,6 +148,21 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionGuard:
+    """Ends an answer whose newest tokens are one stretch of tokens over and over.
+
+    Attributes:
+        max_period: The longest stretch that is looked for, tokens, 1 to 512.
+        min_repeats: How many times it has to come in a row, 2 to 1024.
+        min_repeated_tokens: How many tokens all repeats have together at least, 0 to 65536.
+    """
+
+    max_period: int = 64
+    min_repeats: int = 8
+    min_repeated_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One checked request.
 
@@ -161,7 +177,8 @@ class GenerationRequest:
         include_stop: The text holds the stop string that ended it.
         skip_special_tokens: Special tokens leave no text.
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
-        min_tokens: No end token and no stop ends the answer before, 0 to max_tokens.
+        min_tokens: No end token, stop or repetition ends the answer before, 0 to max_tokens.
+        repetition_guard: Which repetition ends the answer; None lets it repeat.
     """
 
     request_id: str
@@ -175,6 +192,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     allotted_time_ms: int | None = None
     min_tokens: int = 0
+    repetition_guard: RepetitionGuard | None = None
 
 
 @dataclass(frozen=True, slots=True)

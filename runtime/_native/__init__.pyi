@@ -179,6 +179,28 @@ class TextStream:
     def matched_stop(self) -> str | None:
         """The stop string that ended the sequence, or None."""
 
+class RepetitionGuard:
+    """
+    Finds the token with which a sequence has repeated itself too often.
+
+    Not for use by two threads at a time.
+    """
+
+    def __init__(self, limits: RepetitionLimits, *, min_tokens: int = 0) -> None:
+        """
+        Starts an empty sequence.
+
+        Args:
+            limits: What counts as a repetition.
+            min_tokens: The first so many tokens never end the sequence.
+
+        Raises:
+            ValueError: Names the limit that is out of range.
+        """
+
+    def push(self, token_id: int) -> bool:
+        """Adds one token and returns whether the newest ones are a repetition."""
+
 class FinishReason(enum.Enum):
     """Why a request ended."""
 
@@ -193,6 +215,36 @@ class FinishReason(enum.Enum):
     CANCELLED = 4
 
     TIMED_OUT = 5
+
+    REPETITION = 6
+
+class RepetitionLimits:
+    """Which repetition ends an answer."""
+
+    def __init__(self, *, max_period: int = 64, min_repeats: int = 8, min_repeated_tokens: int = 256) -> None:
+        """
+        max_period: 1 to 512, the longest n-gram looked for, tokens. min_repeats: 2 to 1024,
+        how often it has to come in a row. min_repeated_tokens: 0 to 65536, how many tokens
+        all of them have to be.
+        """
+
+    @property
+    def max_period(self) -> int: ...
+
+    @max_period.setter
+    def max_period(self, arg: int, /) -> None: ...
+
+    @property
+    def min_repeats(self) -> int: ...
+
+    @min_repeats.setter
+    def min_repeats(self, arg: int, /) -> None: ...
+
+    @property
+    def min_repeated_tokens(self) -> int: ...
+
+    @min_repeated_tokens.setter
+    def min_repeated_tokens(self, arg: int, /) -> None: ...
 
 class SamplingConfig:
     """How the next token is chosen."""
@@ -399,14 +451,15 @@ class ExecutorConfig:
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0, repetition_guard: RepetitionLimits | None = None) -> None:
         """
         max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most
-        max_tokens; before, no end id comes and no stop string counts. end_ids: None = the
-        engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, what
-        the target says in place of its own choice; draft_script, how many drafts of it are
-        right in each round; force_tokens, False if it is only drafted and not said;
-        fail_after_tokens, after how many tokens of this request the loop fails.
+        max_tokens; before, no end id comes and no stop string or repetition counts. end_ids:
+        None = the engine's. repetition_guard: None = off. allotted_time_ms: from enqueue. The
+        others are test hooks: forced_tokens, what the target says in place of its own choice;
+        draft_script, how many drafts of it are right in each round; force_tokens, False if it
+        is only drafted and not said; fail_after_tokens, after how many tokens of this request
+        the loop fails.
         """
 
     @property
@@ -462,6 +515,12 @@ class Request:
 
     @skip_special_tokens.setter
     def skip_special_tokens(self, arg: bool, /) -> None: ...
+
+    @property
+    def repetition_guard(self) -> RepetitionLimits | None: ...
+
+    @repetition_guard.setter
+    def repetition_guard(self, arg: RepetitionLimits | None, /) -> None: ...
 
     @property
     def allotted_time_ms(self) -> int | None: ...

@@ -383,6 +383,8 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
       reason = FinishReason::kEndId;
     } else if (sequence->text.push(token)) {
       reason = FinishReason::kStopWords;
+    } else if (sequence->repetition_guard && sequence->repetition_guard->push(token)) {
+      reason = FinishReason::kRepetition;
     } else if (num_kept == num_emitted) {
       reason = reason_on_device;
     }

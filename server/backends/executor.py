@@ -74,6 +74,7 @@ class ExecutorBackend:
             FinishReason.LENGTH: EndCause.LENGTH,
             FinishReason.CANCELLED: EndCause.CANCELLED,
             FinishReason.TIMED_OUT: EndCause.TIMED_OUT,
+            FinishReason.REPETITION: EndCause.REPETITION,
         }
         self._mailboxes: dict[int, Mailbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,6 +175,7 @@ class ExecutorBackend:
         if request.stop_token_ids:
             own = () if request.ignore_end_tokens else self._info.end_token_ids
             end_ids = sorted({*own, *request.stop_token_ids})
+        guard = request.repetition_guard
         return runtime.Request(
             list(request.prompt_ids),
             request.max_tokens,
@@ -196,6 +198,13 @@ class ExecutorBackend:
             allotted_time_ms=request.allotted_time_ms,
             client_id=request.request_id,
             min_tokens=request.min_tokens,
+            repetition_guard=None
+            if guard is None
+            else runtime.RepetitionLimits(
+                max_period=guard.max_period,
+                min_repeats=guard.min_repeats,
+                min_repeated_tokens=guard.min_repeated_tokens,
+            ),
         )
 
     def _deliver(self) -> None:

@@ -222,6 +222,7 @@ def check_generate(
         prompt_ids=(),
         max_tokens=stopping.max_tokens or 0,
         min_tokens=stopping.min_tokens,
+        repetition_guard=stopping.repetition_guard,
         sampling=sampling,
         stop_strings=stopping.stop_strings,
         stop_token_ids=stopping.stop_token_ids,

@@ -87,6 +87,11 @@ Request random_request(Random& random) {
     }
     request.draft_script = {random.draw(0, 7), random.draw(0, 7)};
   }
+  if (random.one_in(4)) {
+    request.repetition_guard = {.max_period = random.draw(1, 9),
+                                .min_repeats = random.draw(2, 4),
+                                .min_repeated_tokens = random.draw(0, 12)};
+  }
   request.output.return_context_logits = random.one_in(8);
   request.output.return_generation_logits = random.one_in(8);
   return request;

@@ -24,6 +24,7 @@ from server.backend import (
     EngineRefusedError,
     GenerationRequest,
     QueueFullError,
+    RepetitionGuard,
     RequestRefusedError,
     Sampling,
 )
@@ -90,6 +91,7 @@ async def test_request_in_the_executors_words() -> None:
         skip_special_tokens=False,
         allotted_time_ms=100,
         min_tokens=5,
+        repetition_guard=RepetitionGuard(9, 4, 50),
     )
     bound.backend.submit(full)
     bound.backend.submit(replace(full, ignore_end_tokens=True))
@@ -106,6 +108,10 @@ async def test_request_in_the_executors_words() -> None:
     )
     assert (plain.repetition_penalty, plain.presence_penalty, plain.logit_bias) == (1, 0, {})
     assert (first.min_tokens, fourth.min_tokens) == (5, 0)
+    guard = first.repetition_guard
+    assert guard is not None
+    assert (guard.max_period, guard.min_repeats, guard.min_repeated_tokens) == (9, 4, 50)
+    assert fourth.repetition_guard is None
     assert (first.end_ids, first.ignore_end_ids) == ([3, 9, 258], False)
     assert (second.end_ids, second.ignore_end_ids) == ([3, 9], False)
     assert (third.end_ids, third.ignore_end_ids) == (None, True)
@@ -125,6 +131,7 @@ async def test_request_in_the_executors_words() -> None:
         (final(1, FinishReason.STOP_WORDS, stop_string="END"), EndCause.STOP_STRING),
         (final(1, FinishReason.CANCELLED), EndCause.CANCELLED),
         (final(1, FinishReason.TIMED_OUT), EndCause.TIMED_OUT),
+        (final(1, FinishReason.REPETITION), EndCause.REPETITION),
     ],
 )
 @on_loop

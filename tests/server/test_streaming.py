@@ -40,9 +40,10 @@ LONG = Script(deltas=("tick ",) * 2000, step_s=0.005)
             generation_pb2.FINISH_REASON_STOP,
             generation_pb2.StopMatch(stop_token_id=7),
         ),
+        (Script(cause=EndCause.REPETITION), generation_pb2.FINISH_REASON_REPETITION, None),
         (Script(deltas=(), final_text=""), generation_pb2.FINISH_REASON_LENGTH, None),
     ],
-    ids=["length", "end-token", "stop-string", "stop-token", "nothing"],
+    ids=["length", "end-token", "stop-string", "stop-token", "repetition", "nothing"],
 )
 @on_loop
 async def test_deltas_joined_are_the_text(
