@@ -5,7 +5,7 @@ method but `close` is called on that loop and returns without blocking.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -241,6 +241,15 @@ class TokenEvent:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finished: Finished | None = None
+
+
+def merge_events(events: Sequence[TokenEvent]) -> TokenEvent:
+    """Returns one event that says what several in a row say; at most the last one has the end."""
+    return TokenEvent(
+        "".join([event.text for event in events]),
+        tuple([token_id for event in events for token_id in event.token_ids]),
+        events[-1].finished,
+    )
 
 
 @dataclass(frozen=True, slots=True)

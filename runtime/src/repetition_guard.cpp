@@ -42,7 +42,9 @@ bool RepetitionGuard::push(std::int32_t token_id) {
   }
   recent_[oldest_] = token_id;
   recent_[oldest_ + size] = token_id;
-  oldest_ = (oldest_ + 1) % size;
+  if (++oldest_ == size) {
+    oldest_ = 0;
+  }
   return ++num_tokens_ > min_tokens_ && found != 0;
 }
 

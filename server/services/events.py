@@ -41,7 +41,9 @@ def started_event(request: GenerationRequest, model: str) -> inference_pb2.Gener
 
 def delta_event(text: str) -> inference_pb2.GenerateResponse:
     """Returns a Delta event."""
-    return inference_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text))
+    event = inference_pb2.GenerateResponse()
+    event.delta.text = text  # in place: a Delta as an argument is copied, twice the time
+    return event
 
 
 def finished_event(

@@ -137,8 +137,10 @@ class AnswerStream:
     ) -> Finished:
         while True:
             event = await generation.next_event()
-            for begin in range(0, len(event.text), MAX_DELTA_CHARS):
-                await self._write(delta_event(event.text[begin : begin + MAX_DELTA_CHARS]))
+            text = event.text
+            while text:
+                await self._write(delta_event(text[:MAX_DELTA_CHARS]))
+                text = text[MAX_DELTA_CHARS:]
             if event.finished is not None:
                 return await self._finish(request, event.finished, arrival)
 
@@ -162,7 +164,9 @@ class AnswerStream:
         return (time.monotonic_ns() - arrival.arrived_ns) / 1e6 >= limit_ms
 
     async def _write(self, message: inference_pb2.GenerateResponse) -> None:
-        await self._watch.write(self._context.write(message))
+        self._watch.begin()
+        await self._context.write(message)
+        self._watch.end()
         self._num_messages += 1
 
     def _log(
