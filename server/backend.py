@@ -5,7 +5,7 @@ method but `close` is called on that loop and returns without blocking.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ class EndCause(enum.Enum):
     LENGTH = enum.auto()
     CANCELLED = enum.auto()
     TIMED_OUT = enum.auto()
+    REPETITION = enum.auto()
 
 
 class EngineRefusedError(Exception):
@@ -151,6 +152,21 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionGuard:
+    """Ends an answer whose newest tokens are one stretch of tokens over and over.
+
+    Attributes:
+        max_period: The longest stretch that is looked for, tokens, 1 to 512.
+        min_repeats: How many times it has to come in a row, 2 to 1024.
+        min_repeated_tokens: How many tokens all repeats have together at least, 0 to 65536.
+    """
+
+    max_period: int = 64
+    min_repeats: int = 8
+    min_repeated_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One checked request.
 
@@ -166,7 +182,8 @@ class GenerationRequest:
             it.
         skip_special_tokens: Special tokens leave no text.
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
-        min_tokens: No end token and no stop ends the answer before, 0 to max_tokens.
+        min_tokens: No end token, stop or repetition ends the answer before, 0 to max_tokens.
+        repetition_guard: Which repetition ends the answer; None lets it repeat.
         token_records: Events carry a record of every token.
         top_logprobs: Candidates of a record, 0 to max_top_logprobs; None: no logprob and rank
             either. Needs token_records.
@@ -183,6 +200,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     allotted_time_ms: int | None = None
     min_tokens: int = 0
+    repetition_guard: RepetitionGuard | None = None
     token_records: bool = False
     top_logprobs: int | None = None
 
@@ -270,6 +288,16 @@ class TokenEvent:
     token_ids: tuple[int, ...] = ()
     finished: Finished | None = None
     records: tuple[TokenRecord, ...] = ()
+
+
+def merge_events(events: Sequence[TokenEvent]) -> TokenEvent:
+    """Returns one event that says what several in a row say; at most the last one has the end."""
+    return TokenEvent(
+        "".join([event.text for event in events]),
+        tuple([token_id for event in events for token_id in event.token_ids]),
+        events[-1].finished,
+        tuple([record for event in events for record in event.records]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

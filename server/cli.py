@@ -152,6 +152,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="time for the first generation (%(default)s)",
     )
     add(
+        "--repetition-guard",
+        action="store_true",
+        help="end answers that repeat themselves, where a request does not say",
+    )
+    add(
         "--min-keepalive-ms",
         type=int,
         default=default.min_keepalive_ms,
@@ -269,6 +274,7 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
         grace_s=options.grace_s,
         write_timeout_s=options.write_timeout_s,
         warmup_timeout_s=options.warmup_timeout_s,
+        repetition_guard=options.repetition_guard,
         max_request_ms=None if limit_s is None else max(1, round(limit_s * 1000)),
         log_level=options.log_level,
         ready_file=options.ready_file,

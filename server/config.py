@@ -73,6 +73,7 @@ class ServerConfig:
         tokenizer_threads: Threads for long prompts.
         max_stop_strings: Most stop strings of one request.
         max_stop_string_bytes: Longest stop string, bytes of UTF-8.
+        repetition_guard: An answer that repeats itself ends, where a request does not say.
         log_level: Level of the root logger.
         ready_file: File that gets the address once the server serves.
     """
@@ -89,6 +90,7 @@ class ServerConfig:
     tokenizer_threads: int = 2
     max_stop_strings: int = 16
     max_stop_string_bytes: int = 256
+    repetition_guard: bool = False
     log_level: str = "INFO"
     ready_file: Path | None = None
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from server.backend import Finished, TokenEvent, TokenRecord
+from server.backend import TokenEvent, merge_events
 
 
 class Mailbox:
@@ -13,16 +13,7 @@ class Mailbox:
     one text and not a queue of messages.
     """
 
-    __slots__ = (
-        "_closed",
-        "_error",
-        "_finished",
-        "_on_cancel",
-        "_records",
-        "_text",
-        "_token_ids",
-        "_waiter",
-    )
+    __slots__ = ("_closed", "_ended", "_error", "_loop", "_on_cancel", "_pending", "_waiter")
 
     def __init__(self, on_cancel: Callable[[], None]) -> None:
         """Takes the way to the engine.
@@ -31,10 +22,9 @@ class Mailbox:
             on_cancel: Asks the engine to end the request; called at most while it is not finished.
         """
         self._on_cancel = on_cancel
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._records: list[TokenRecord] = []
-        self._finished: Finished | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[TokenEvent] = []
+        self._ended = False
         self._error: Exception | None = None
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -46,15 +36,11 @@ class Mailbox:
 
     def put(self, event: TokenEvent) -> None:
         """Adds an event; dropped when the reader has left."""
-        if self._closed:
-            self._finished = self._finished or event.finished
-            return
-        if event.text:
-            self._text.append(event.text)
-        self._token_ids.extend(event.token_ids)
-        self._records.extend(event.records)
-        self._finished = self._finished or event.finished
-        self._wake()
+        if event.finished is not None:
+            self._ended = True
+        if not self._closed:
+            self._pending.append(event)
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """Ends the generation with an error, which the reader gets after what is pending."""
@@ -63,7 +49,7 @@ class Mailbox:
 
     def cancel(self) -> None:
         """Asks the engine to end the request; harmless when it has ended."""
-        if self._finished is None and self._error is None:
+        if not self._ended and self._error is None:
             self._on_cancel()
 
     def close(self) -> None:
@@ -72,7 +58,7 @@ class Mailbox:
             return
         self.cancel()
         self._closed = True
-        self._drop()
+        self._pending.clear()
 
     async def next_event(self) -> TokenEvent:
         """Waits for events and returns all that are pending as one.
@@ -80,25 +66,16 @@ class Mailbox:
         Raises:
             EngineLostError: The backend failed the generation.
         """
-        while not (self._text or self._token_ids or self._finished or self._error):
-            self._waiter = asyncio.get_running_loop().create_future()
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        pending = self._text or self._token_ids or self._finished
-        if self._error is not None and not pending:
-            raise self._error
-        event = TokenEvent(
-            "".join(self._text), tuple(self._token_ids), self._finished, tuple(self._records)
-        )
-        self._drop()
-        return event
-
-    def _drop(self) -> None:
-        self._text.clear()
-        self._token_ids.clear()
-        self._records.clear()
+        events, self._pending = self._pending, []
+        return events[0] if len(events) == 1 else merge_events(events)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from deltaflash.v1 import generation_pb2, inference_pb2
-from server.backend import EngineInfo, Sampling
+from server.backend import EngineInfo, RepetitionGuard, Sampling
 from server.config import ServerConfig
 from server.errors import (
     MAX_VIOLATIONS,
@@ -81,6 +81,7 @@ class Stopping:
     stop_token_ids: tuple[int, ...]
     ignore_end_tokens: bool
     include_stop: bool
+    repetition_guard: RepetitionGuard | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,28 @@ def check_stopping(
         tuple(dict.fromkeys(ids[: info.max_stop_token_ids])),
         options.ignore_eos,
         options.include_stop_in_output,
+        check_repetition_guard(options, config, findings, f"{path}repetition_guard."),
     )
+
+
+def check_repetition_guard(
+    stopping: generation_pb2.StoppingOptions, config: ServerConfig, findings: Findings, path: str
+) -> RepetitionGuard | None:
+    """Checks the `RepetitionGuard` of `StoppingOptions`; returns what holds, None if off."""
+    if not stopping.HasField("repetition_guard"):
+        return RepetitionGuard() if config.repetition_guard else None
+    options, default = stopping.repetition_guard, RepetitionGuard()
+    guard = RepetitionGuard(
+        options.max_period if options.HasField("max_period") else default.max_period,
+        options.min_repeats if options.HasField("min_repeats") else default.min_repeats,
+        options.min_repeated_tokens
+        if options.HasField("min_repeated_tokens")
+        else default.min_repeated_tokens,
+    )
+    findings.check_range(f"{path}max_period", guard.max_period, 1, 512)
+    findings.check_range(f"{path}min_repeats", guard.min_repeats, 2, 1024)
+    findings.check_range(f"{path}min_repeated_tokens", guard.min_repeated_tokens, 0, 65536)
+    return None if options.HasField("enabled") and not options.enabled else guard
 
 
 def check_output(

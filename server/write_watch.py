@@ -1,7 +1,6 @@
 """The watch over a stream's writes: ends one that its reader leaves standing."""
 
 import asyncio
-from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +12,9 @@ from server.errors import SlowReaderError
 class WriteWatch:
     """Limits the time of every write of one task, with one timer for all of them.
 
-    `asyncio.timeout` around each write would do the same for a fifth of the cost of a message.
+    The task stays in the watch's context for all its writes, and calls `begin` before and `end`
+    after each: a coroutine around a write, or `asyncio.timeout`, is a good part of the cost of a
+    message.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -40,32 +41,31 @@ class WriteWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def write(self, writing: Awaitable[None]) -> None:
-        """Waits for a write.
+        """Stops the timer, and says what the failure of a write means.
 
         Raises:
             SlowReaderError: It lasted longer than the limit.
             asyncio.CancelledError: The caller is gone.
         """
-        self._began_s = self._loop.time()
-        try:
-            await writing
-        except asyncio.CancelledError as error:
-            # Ours, unless somebody else cancels the task as well.
-            if self._expired and self._task is not None and self._task.uncancel() == 0:
-                raise SlowReaderError(
-                    f"nothing was read from the stream for {self._limit_s:g} s"
-                ) from error
-            raise
-        except grpc.aio.InternalError as left:
+        if self._timer is not None:
+            self._timer.cancel()
+        if isinstance(exc, grpc.aio.InternalError):
             # The caller left while its event was on the way.
-            raise asyncio.CancelledError from left
-        finally:
-            self._began_s = None
+            raise asyncio.CancelledError from exc
+        cancelled = isinstance(exc, asyncio.CancelledError) and self._expired
+        # By us, unless somebody else cancels the task as well.
+        if cancelled and self._task is not None and self._task.uncancel() == 0:
+            raise SlowReaderError(
+                f"nothing was read from the stream for {self._limit_s:g} s"
+            ) from exc
+
+    def begin(self) -> None:
+        """A write begins."""
+        self._began_s = self._loop.time()
+
+    def end(self) -> None:
+        """The write has ended."""
+        self._began_s = None
 
     def _arm(self) -> None:
         self._timer = self._loop.call_later(self._limit_s / 2, self._check)

@@ -16,6 +16,7 @@ enum class FinishReason : std::int32_t {
   kStopWords = 3,  // a stop string matched
   kCancelled = 4,
   kTimedOut = 5,
+  kRepetition = 6,  // the output repeats itself, and its guard is on
 };
 
 /// The one table of truth: what a kernel knows about the sequence in a slot. It lives in device

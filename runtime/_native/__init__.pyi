@@ -185,6 +185,28 @@ class TextStream:
     def matched_stop(self) -> str | None:
         """The stop string that ended the sequence, or None."""
 
+class RepetitionGuard:
+    """
+    Finds the token with which a sequence has repeated itself too often.
+
+    Not for use by two threads at a time.
+    """
+
+    def __init__(self, limits: RepetitionLimits, *, min_tokens: int = 0) -> None:
+        """
+        Starts an empty sequence.
+
+        Args:
+            limits: What counts as a repetition.
+            min_tokens: The first so many tokens never end the sequence.
+
+        Raises:
+            ValueError: Names the limit that is out of range.
+        """
+
+    def push(self, token_id: int) -> bool:
+        """Adds one token and returns whether the newest ones are a repetition."""
+
 class FinishReason(enum.Enum):
     """Why a request ended."""
 
@@ -199,6 +221,36 @@ class FinishReason(enum.Enum):
     CANCELLED = 4
 
     TIMED_OUT = 5
+
+    REPETITION = 6
+
+class RepetitionLimits:
+    """Which repetition ends an answer."""
+
+    def __init__(self, *, max_period: int = 64, min_repeats: int = 8, min_repeated_tokens: int = 256) -> None:
+        """
+        max_period: 1 to 512, the longest n-gram looked for, tokens. min_repeats: 2 to 1024,
+        how often it has to come in a row. min_repeated_tokens: 0 to 65536, how many tokens
+        all of them have to be.
+        """
+
+    @property
+    def max_period(self) -> int: ...
+
+    @max_period.setter
+    def max_period(self, arg: int, /) -> None: ...
+
+    @property
+    def min_repeats(self) -> int: ...
+
+    @min_repeats.setter
+    def min_repeats(self, arg: int, /) -> None: ...
+
+    @property
+    def min_repeated_tokens(self) -> int: ...
+
+    @min_repeated_tokens.setter
+    def min_repeated_tokens(self, arg: int, /) -> None: ...
 
 class SamplingConfig:
     """How the next token is chosen."""
@@ -492,6 +544,12 @@ class Request:
 
     @skip_special_tokens.setter
     def skip_special_tokens(self, arg: bool, /) -> None: ...
+
+    @property
+    def repetition_guard(self) -> RepetitionLimits | None: ...
+
+    @repetition_guard.setter
+    def repetition_guard(self, arg: RepetitionLimits | None, /) -> None: ...
 
     @property
     def allotted_time_ms(self) -> int | None: ...

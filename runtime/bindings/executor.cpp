@@ -55,7 +55,23 @@ void bind_configs(nb::module_& module) {
       .value("LENGTH", FinishReason::kLength)
       .value("STOP_WORDS", FinishReason::kStopWords)
       .value("CANCELLED", FinishReason::kCancelled)
-      .value("TIMED_OUT", FinishReason::kTimedOut);
+      .value("TIMED_OUT", FinishReason::kTimedOut)
+      .value("REPETITION", FinishReason::kRepetition);
+
+  nb::class_<RepetitionLimits>(module, "RepetitionLimits", "Which repetition ends an answer.")
+      .def(
+          "__init__",
+          [](RepetitionLimits* self, std::int32_t max_period, std::int32_t min_repeats,
+             std::int32_t min_repeated_tokens) {
+            new (self) RepetitionLimits{max_period, min_repeats, min_repeated_tokens};
+          },
+          nb::kw_only(), "max_period"_a = 64, "min_repeats"_a = 8, "min_repeated_tokens"_a = 256,
+          "max_period: 1 to 512, the longest n-gram looked for, tokens. min_repeats: 2 to 1024,\n"
+          "how often it has to come in a row. min_repeated_tokens: 0 to 65536, how many tokens\n"
+          "all of them have to be.")
+      .def_rw("max_period", &RepetitionLimits::max_period)
+      .def_rw("min_repeats", &RepetitionLimits::min_repeats)
+      .def_rw("min_repeated_tokens", &RepetitionLimits::min_repeated_tokens);
 
   nb::class_<SamplingConfig>(module, "SamplingConfig", "How the next token is chosen.")
       .def(
@@ -177,7 +193,8 @@ void bind_request(nb::module_& module) {
              std::vector<std::string> stop_strings, bool include_stop, bool skip_special_tokens,
              std::optional<std::int64_t> allotted_time_ms, std::string client_id,
              std::vector<TokenId> forced_tokens, std::vector<std::int32_t> draft_script,
-             bool force_tokens, std::int32_t fail_after_tokens, std::int32_t min_tokens) {
+             bool force_tokens, std::int32_t fail_after_tokens, std::int32_t min_tokens,
+             std::optional<RepetitionLimits> repetition_guard) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
                                min_tokens,
@@ -191,6 +208,7 @@ void bind_request(nb::module_& module) {
                                skip_special_tokens,
                                allotted_time_ms,
                                std::move(client_id),
+                               repetition_guard,
                                std::move(forced_tokens),
                                std::move(draft_script),
                                force_tokens,
@@ -203,15 +221,15 @@ void bind_request(nb::module_& module) {
           "skip_special_tokens"_a = true, "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
           "draft_script"_a = std::vector<std::int32_t>{}, "force_tokens"_a = true,
-          "fail_after_tokens"_a = 0, "min_tokens"_a = 0,
+          "fail_after_tokens"_a = 0, "min_tokens"_a = 0, "repetition_guard"_a = nb::none(),
           "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
-          "max_tokens; before, no end id comes and no stop string counts. end_ids: None = the\n"
-          "engine's. stop_ids: end the text beside those; the text of one is part of it with\n"
-          "include_stop. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, "
-          "what\n"
-          "the target says in place of its own choice; draft_script, how many drafts of it are\n"
-          "right in each round; force_tokens, False if it is only drafted and not said;\n"
-          "fail_after_tokens, after how many tokens of this request the loop fails.")
+          "max_tokens; before, no end id comes and no stop string or repetition counts. end_ids:\n"
+          "None = the engine's. stop_ids: end the text beside those; the text of one is part of it\n"
+          "with include_stop. repetition_guard: None = off. allotted_time_ms: from enqueue. The\n"
+          "others are test hooks: forced_tokens, what the target says in place of its own choice;\n"
+          "draft_script, how many drafts of it are right in each round; force_tokens, False if it\n"
+          "is only drafted and not said; fail_after_tokens, after how many tokens of this request\n"
+          "the loop fails.")
       .def_rw("input_token_ids", &Request::input_token_ids)
       .def_rw("max_tokens", &Request::max_tokens)
       .def_rw("sampling", &Request::sampling)
@@ -222,6 +240,7 @@ void bind_request(nb::module_& module) {
       .def_rw("stop_strings", &Request::stop_strings)
       .def_rw("include_stop", &Request::include_stop)
       .def_rw("skip_special_tokens", &Request::skip_special_tokens)
+      .def_rw("repetition_guard", &Request::repetition_guard)
       .def_rw("allotted_time_ms", &Request::allotted_time_ms)
       .def_rw("client_id", &Request::client_id)
       .def_rw("forced_tokens", &Request::forced_tokens)

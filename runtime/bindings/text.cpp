@@ -16,6 +16,7 @@
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/src/detokenizer.h"
+#include "runtime/src/repetition_guard.h"
 #include "runtime/src/stop_matcher.h"
 #include "runtime/src/text_stream.h"
 #include "runtime/src/vocabulary.h"
@@ -203,6 +204,26 @@ Returns:
                    "The stop string that ended the sequence, or None.");
 }
 
+void bind_repetition_guard(nb::module_& module) {
+  nb::class_<RepetitionGuard>(
+      module, "RepetitionGuard",
+      R"(Finds the token with which a sequence has repeated itself too often.
+
+Not for use by two threads at a time.)")
+      .def(nb::init<const RepetitionLimits&, std::int64_t>(), "limits"_a, nb::kw_only(),
+           "min_tokens"_a = 0,
+           R"(Starts an empty sequence.
+
+Args:
+    limits: What counts as a repetition.
+    min_tokens: The first so many tokens never end the sequence.
+
+Raises:
+    ValueError: Names the limit that is out of range.)")
+      .def("push", &RepetitionGuard::push, "token_id"_a,
+           "Adds one token and returns whether the newest ones are a repetition.");
+}
+
 }  // namespace
 
 void bind_text(nb::module_& module) {
@@ -210,6 +231,7 @@ void bind_text(nb::module_& module) {
   bind_detokenizer(module);
   bind_stop_matcher(module);
   bind_text_stream(module);
+  bind_repetition_guard(module);
 }
 
 }  // namespace deltaflash

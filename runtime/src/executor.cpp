@@ -400,6 +400,9 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
     const bool has_text = reason != FinishReason::kEndId || keeps_text(sequence->request, token);
     if (has_text && sequence->text.push(token)) {
       reason = FinishReason::kStopWords;
+    } else if (reason != FinishReason::kEndId && sequence->repetition_guard &&
+               sequence->repetition_guard->push(token)) {
+      reason = FinishReason::kRepetition;
     }
     if (reason == FinishReason::kEndId) {
       response.end_id = token;

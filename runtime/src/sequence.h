@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "plugins/common/slot_table.h"
+#include "runtime/src/repetition_guard.h"
 #include "runtime/src/text_stream.h"
 #include "runtime/src/types.h"
 
@@ -22,11 +25,16 @@ enum class Stage : std::uint8_t {
 struct Sequence {
   Sequence(RequestId sequence_id, Request wanted, const Vocabulary& vocabulary,
            const TextStreamOptions& text_options)
-      : id(sequence_id), request(std::move(wanted)), text(vocabulary, text_options) {}
+      : id(sequence_id), request(std::move(wanted)), text(vocabulary, text_options) {
+    if (request.repetition_guard) {
+      repetition_guard.emplace(*request.repetition_guard, request.min_tokens);
+    }
+  }
 
   RequestId id;
   Request request;
   TextStream text;
+  std::optional<RepetitionGuard> repetition_guard;
   Stage stage = Stage::kQueued;
   std::vector<TokenId> end_ids;
   std::uint64_t seed = 0;

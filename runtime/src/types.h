@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plugins/common/slot_table.h"
+#include "runtime/src/repetition_guard.h"
 
 namespace deltaflash {
 
@@ -40,7 +41,7 @@ struct OutputConfig {
 struct Request {
   std::vector<TokenId> input_token_ids;    // at least one, each in [0, vocab_size)
   std::optional<std::int32_t> max_tokens;  // >= 1; absent = ExecutorConfig::default_max_tokens
-  std::int32_t min_tokens = 0;             // [0, max_tokens]; before, no end id and no stop string
+  std::int32_t min_tokens = 0;             // [0, max_tokens]; before, no end id, stop string, guard
   SamplingConfig sampling;
   OutputConfig output;
   std::optional<std::vector<TokenId>> end_ids;  // absent = the engine's; at most kMaxEndIds
@@ -51,6 +52,8 @@ struct Request {
   bool skip_special_tokens = true;               // leave special tokens out of the text
   std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
   std::string client_id;                         // for logs only
+  // Ends with kRepetition; absent = off.
+  std::optional<RepetitionLimits> repetition_guard;
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens

@@ -11,6 +11,7 @@ from deltaflash_client.options import (
     OutputOptions,
     PageOptions,
     Pdf,
+    RepetitionGuard,
     SamplingOptions,
     SpeculationOptions,
     StoppingOptions,
@@ -44,6 +45,17 @@ def _sampling(options: SamplingOptions | None) -> generation_pb2.SamplingOptions
     )
 
 
+def _repetition_guard(guard: RepetitionGuard | None) -> generation_pb2.RepetitionGuard | None:
+    if guard is None:
+        return None
+    return generation_pb2.RepetitionGuard(
+        enabled=guard.enabled,
+        max_period=guard.max_period,
+        min_repeats=guard.min_repeats,
+        min_repeated_tokens=guard.min_repeated_tokens,
+    )
+
+
 def _stopping(options: StoppingOptions | None) -> generation_pb2.StoppingOptions | None:
     if options is None:
         return None
@@ -54,6 +66,7 @@ def _stopping(options: StoppingOptions | None) -> generation_pb2.StoppingOptions
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         include_stop_in_output=options.include_stop_in_output,
+        repetition_guard=_repetition_guard(options.repetition_guard),
     )
 
 

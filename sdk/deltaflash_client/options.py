@@ -33,6 +33,23 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionGuard:
+    """Ends an answer whose newest tokens are one stretch of tokens over and over.
+
+    Attributes:
+        enabled: False lets the answer repeat itself; the default is True.
+        max_period: The longest stretch that is looked for, tokens, 1 to 512.
+        min_repeats: How many times it has to come in a row, 2 to 1024.
+        min_repeated_tokens: How many tokens all repeats have together at least, 0 to 65536.
+    """
+
+    enabled: bool | None = None
+    max_period: int | None = None
+    min_repeats: int | None = None
+    min_repeated_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoppingOptions:
     """When the answer ends.
 
@@ -43,6 +60,7 @@ class StoppingOptions:
         stop_token_ids: Tokens that end the answer.
         ignore_eos: The model's end tokens do not end the answer (for load tests).
         include_stop_in_output: The text holds the stop string or stop token.
+        repetition_guard: Whether and when a loop ends the answer, with reason REPETITION.
     """
 
     max_tokens: int | None = None
@@ -51,6 +69,7 @@ class StoppingOptions:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool | None = None
     include_stop_in_output: bool | None = None
+    repetition_guard: RepetitionGuard | None = None
 
     def __post_init__(self) -> None:
         """Refuses one string in place of a sequence of strings."""

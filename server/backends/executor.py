@@ -79,6 +79,7 @@ class ExecutorBackend:
             FinishReason.LENGTH: EndCause.LENGTH,
             FinishReason.CANCELLED: EndCause.CANCELLED,
             FinishReason.TIMED_OUT: EndCause.TIMED_OUT,
+            FinishReason.REPETITION: EndCause.REPETITION,
         }
         self._mailboxes: dict[int, Mailbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,6 +176,7 @@ class ExecutorBackend:
         import runtime
 
         sampling = request.sampling
+        guard = request.repetition_guard
         return runtime.Request(
             list(request.prompt_ids),
             request.max_tokens,
@@ -200,6 +202,13 @@ class ExecutorBackend:
             allotted_time_ms=request.allotted_time_ms,
             client_id=request.request_id,
             min_tokens=request.min_tokens,
+            repetition_guard=None
+            if guard is None
+            else runtime.RepetitionLimits(
+                max_period=guard.max_period,
+                min_repeats=guard.min_repeats,
+                min_repeated_tokens=guard.min_repeated_tokens,
+            ),
         )
 
     def _deliver(self) -> None:

@@ -26,6 +26,7 @@ REASONS = {
     EndCause.LENGTH: _Reason.FINISH_REASON_LENGTH,
     EndCause.CANCELLED: _Reason.FINISH_REASON_CANCELLED,
     EndCause.TIMED_OUT: _Reason.FINISH_REASON_DEADLINE,
+    EndCause.REPETITION: _Reason.FINISH_REASON_REPETITION,
 }
 
 
@@ -63,8 +64,10 @@ def delta_events(event: TokenEvent) -> Iterator[inference_pb2.GenerateResponse]:
 
 
 def _delta(text: str, records: tuple[TokenRecord, ...]) -> inference_pb2.GenerateResponse:
-    tokens = [
-        generation_pb2.TokenRecord(
+    event = inference_pb2.GenerateResponse()
+    event.delta.text = text  # in place: a Delta as an argument is copied, twice the time
+    for record in records:
+        event.delta.tokens.add(
             id=record.id,
             piece=record.piece,
             logprob=record.logprob,
@@ -74,9 +77,7 @@ def _delta(text: str, records: tuple[TokenRecord, ...]) -> inference_pb2.Generat
                 for c in record.candidates
             ],
         )
-        for record in records
-    ]
-    return inference_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text, tokens=tokens))
+    return event
 
 
 def finished_event(

@@ -160,7 +160,9 @@ class AnswerStream:
         return (time.monotonic_ns() - arrival.arrived_ns) / 1e6 >= limit_ms
 
     async def _write(self, message: inference_pb2.GenerateResponse) -> None:
-        await self._watch.write(self._context.write(message))
+        self._watch.begin()
+        await self._context.write(message)
+        self._watch.end()
         self._num_messages += 1
 
     def _log(
@@ -220,6 +222,7 @@ def check_generate(
         prompt_ids=(),
         max_tokens=stopping.max_tokens or 0,
         min_tokens=stopping.min_tokens,
+        repetition_guard=stopping.repetition_guard,
         sampling=sampling,
         stop_strings=stopping.stop_strings,
         stop_token_ids=stopping.stop_token_ids,

@@ -11,7 +11,7 @@ from conftest import DATA
 from executor_client import Collected, Collector, run, wait_idle
 from tokenizers import Tokenizer
 
-from runtime import FinishReason, Request, SamplingConfig
+from runtime import FinishReason, RepetitionLimits, Request, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,6 +265,63 @@ def test_time_limit_ends_a_running_request(make_executor: Callable[..., Executor
     assert result.finish_reason is FinishReason.TIMED_OUT
     assert result.token_ids
     wait_idle(executor)
+
+
+LOOP = RepetitionLimits(max_period=4, min_repeats=3, min_repeated_tokens=7)
+
+
+@pytest.mark.parametrize("rounds_in_flight", [1, 2])
+@pytest.mark.parametrize("script", DRAFT_SCRIPTS)
+def test_repetition_ends_at_the_same_token_at_every_place_of_a_block(
+    make_executor: Callable[..., Executor], script: list[int], rounds_in_flight: int
+) -> None:
+    executor = make_executor(
+        max_draft_tokens=MAX_DRAFT, max_scripted_tokens=512, max_rounds_in_flight=rounds_in_flight
+    )
+    for first in range(MAX_DRAFT + 2):
+        lead = list(range(10, 10 + first))
+        for stretch, num_repeated in (([70], 7), ([70, 71], 7), ([70, 71, 72, 73], 12)):
+            ids = lead + stretch * 20
+            end = first + num_repeated
+            got = say(executor, ids, draft_script=script, repetition_guard=LOOP)
+            assert got.finish_reason is FinishReason.REPETITION
+            assert got.token_ids == ids[:end]
+            assert got.text == TOKENIZER.decode(ids[:end])
+            assert got.stats is not None
+            assert got.stats.num_accepted <= got.stats.num_drafted
+            late = {"repetition_guard": LOOP, "min_tokens": end + 4, "max_tokens": 40}
+            got = say(executor, ids, draft_script=script, **late)
+            assert got.token_ids == ids[: end + 5]
+            short = {"repetition_guard": LOOP, "max_tokens": end - 1}
+            got = say(executor, ids, draft_script=script, **short)
+            assert got.finish_reason is FinishReason.LENGTH
+    steps = executor.get_latest_iteration_stats()
+    assert steps
+    wait_idle(executor)
+
+
+def test_repetition_and_the_other_ends(scripted: Executor) -> None:
+    """No loop, no guard, a longer period: goes on. A stop at the same token wins; so does an id."""
+    stretch = [70, 71, 72, 73, 74]
+    for ids, keywords in (
+        (list(range(10, 60)), {"repetition_guard": LOOP}),
+        (stretch * 10, {"repetition_guard": LOOP}),
+        ([70] * 50, {}),
+    ):
+        assert say(scripted, ids, **keywords).finish_reason is FinishReason.LENGTH
+    ids = byte_ids(b"aaaaaaaaa")
+    got = say(scripted, ids, repetition_guard=LOOP, max_tokens=7)
+    assert (got.finish_reason, got.num_completion_tokens) == (FinishReason.REPETITION, 7)
+    got = say(scripted, ids, repetition_guard=LOOP, stop_strings=["aaaaaaa"])
+    assert (got.finish_reason, got.text) == (FinishReason.STOP_WORDS, "")
+    got = say(scripted, ids, repetition_guard=LOOP, stop_strings=["aab"])
+    assert (got.finish_reason, got.text) == (FinishReason.REPETITION, "aaaaaaa")
+    got = say(scripted, [*ids[:6], END_ID], repetition_guard=LOOP)
+    assert got.finish_reason is FinishReason.END_ID
+    for field, value in (("max_period", 513), ("min_repeats", 1), ("min_repeated_tokens", -1)):
+        bad = Request([1], 2, repetition_guard=RepetitionLimits(**{field: value}))
+        with pytest.raises(ValueError, match=f"repetition_guard.{field}: {value}, expected"):
+            scripted.enqueue_request(bad)
 
 
 @pytest.mark.parametrize("script", DRAFT_SCRIPTS)

@@ -93,6 +93,11 @@ Request random_request(Random& random) {
       request.output.top_logprobs = random.draw(0, kMaxTopLogprobs);
     }
   }
+  if (random.one_in(4)) {
+    request.repetition_guard = {.max_period = random.draw(1, 9),
+                                .min_repeats = random.draw(2, 4),
+                                .min_repeated_tokens = random.draw(0, 12)};
+  }
   request.output.return_context_logits = random.one_in(8);
   request.output.return_generation_logits = random.one_in(8);
   return request;

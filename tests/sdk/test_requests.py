@@ -25,6 +25,7 @@ from deltaflash_client import (
     PageOptions,
     Pdf,
     ProgressPhase,
+    RepetitionGuard,
     SamplingOptions,
     SpeculationOptions,
     StoppingOptions,
@@ -59,13 +60,14 @@ def test_zero_is_not_absent() -> None:
 
 
 def test_every_option_is_sent() -> None:
+    guard = RepetitionGuard(False, 9, 4, 50)
     request = generate_request(
         TokenIds([1, 2]),
         {
             "request_id": "a",
             "model": "m",
             "sampling": SamplingOptions(0.5, 4, 0.9, 0.1, 1.1, 0.2, 0.3, {5: -1.0}, 2**64 - 1),
-            "stopping": StoppingOptions(9, 1, ["x"], [3], True, True),
+            "stopping": StoppingOptions(9, 1, ["x"], [3], True, True, guard),
             "output": OutputOptions(False, True, 2),
             "speculation": SpeculationOptions(True, 3),
             "num_sequences": 2,
@@ -79,6 +81,9 @@ def test_every_option_is_sent() -> None:
     assert absent == {"text", "chat"}
     for part in (request.sampling, request.stopping, request.output, request.speculation):
         assert len(part.ListFields()) == len(part.DESCRIPTOR.fields)
+    assert request.stopping.repetition_guard == generation_pb2.RepetitionGuard(
+        enabled=False, max_period=9, min_repeats=4, min_repeated_tokens=50
+    )
     assert request.sampling.logit_bias == {5: -1.0}
     assert request.grammar.WhichOneof("kind") == "regex"
 

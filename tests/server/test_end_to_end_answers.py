@@ -30,6 +30,7 @@ from deltaflash_client import (
     InvalidArgumentError,
     OutputOptions,
     Prompt,
+    RepetitionGuard,
     SamplingOptions,
     Started,
     StopMatch,
@@ -279,6 +280,34 @@ async def test_rules_for_logits_change_the_answer(engine_dir: Path) -> None:
         off = await answer_to(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         assert off.text == plain.text
         await server.until_idle()
+
+
+@on_loop
+async def test_loops_end_the_answer(engine_dir: Path) -> None:
+    """At the token at which the guard of the request, or else the server's, is full."""
+    prompt, _ = recorded("tiny_qwen3_5", "text")
+    loop = SamplingOptions(logit_bias={105: 100.0})
+
+    async def answer_to(server: RealServer, **stopping: object) -> tuple[int, FinishReason]:
+        got = await ask_both(
+            server, TokenIds(prompt), sampling=loop, stopping=tokens(300, **stopping)
+        )
+        assert got.text == decode([105] * got.usage.completion_tokens)
+        return got.usage.completion_tokens, got.finish_reason
+
+    length, repetition = (300, FinishReason.LENGTH), FinishReason.REPETITION
+    guard = RepetitionGuard(max_period=5, min_repeats=4, min_repeated_tokens=11)
+    async with serving(engine_dir) as server:
+        assert await answer_to(server) == length
+        assert await answer_to(server, repetition_guard=RepetitionGuard()) == (256, repetition)
+        assert await answer_to(server, repetition_guard=RepetitionGuard(enabled=False)) == length
+        assert await answer_to(server, repetition_guard=guard) == (11, repetition)
+        assert await answer_to(server, repetition_guard=guard, min_tokens=40) == (41, repetition)
+        await server.until_idle()
+    async with serving(engine_dir, repetition_guard=True) as server:
+        assert await answer_to(server) == (256, repetition)
+        assert await answer_to(server, repetition_guard=RepetitionGuard(enabled=False)) == length
+        assert await answer_to(server, repetition_guard=guard) == (11, repetition)
 
 
 @on_loop

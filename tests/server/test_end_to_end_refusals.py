@@ -28,6 +28,7 @@ from deltaflash_client import (
     InvalidArgumentError,
     NotFoundError,
     OutputOptions,
+    RepetitionGuard,
     SamplingOptions,
     SpeculationOptions,
     Started,
@@ -79,6 +80,15 @@ BAD_STOPPING = [
     ({"stop_strings": ["x" * 257]}, "stop_strings[0]"),
     ({"stop_token_ids": [1] * 8}, "stop_token_ids"),
     ({"stop_token_ids": [512]}, "stop_token_ids[0]"),
+    *[
+        ({"repetition_guard": RepetitionGuard(**{name: value})}, f"repetition_guard.{name}")
+        for name, values in {
+            "max_period": (0, 513),
+            "min_repeats": (0, 1, 1025),
+            "min_repeated_tokens": (65537,),
+        }.items()
+        for value in values
+    ],
 ]
 BAD_FIELDS: list[tuple[object, dict[str, object], str]] = [
     *[

@@ -24,6 +24,7 @@ from server.backend import (
     EngineRefusedError,
     GenerationRequest,
     QueueFullError,
+    RepetitionGuard,
     RequestRefusedError,
     Sampling,
 )
@@ -92,6 +93,7 @@ async def test_request_in_the_executors_words() -> None:
         min_tokens=5,
         token_records=True,
         top_logprobs=4,
+        repetition_guard=RepetitionGuard(9, 4, 50),
     )
     bound.backend.submit(full)
     bound.backend.submit(replace(full, ignore_end_tokens=True))
@@ -117,6 +119,10 @@ async def test_request_in_the_executors_words() -> None:
     ]
     assert (first.output.token_records, first.output.top_logprobs) == (True, 4)
     assert (fourth.output.token_records, fourth.output.top_logprobs) == (False, None)
+    guard = first.repetition_guard
+    assert guard is not None
+    assert (guard.max_period, guard.min_repeats, guard.min_repeated_tokens) == (9, 4, 50)
+    assert fourth.repetition_guard is None
     assert (first.stop_strings, first.include_stop, first.skip_special_tokens) == (
         ["END"],
         True,
@@ -132,6 +138,7 @@ async def test_request_in_the_executors_words() -> None:
         (final(1, FinishReason.STOP_WORDS, stop_string="END"), EndCause.STOP_STRING),
         (final(1, FinishReason.CANCELLED), EndCause.CANCELLED),
         (final(1, FinishReason.TIMED_OUT), EndCause.TIMED_OUT),
+        (final(1, FinishReason.REPETITION), EndCause.REPETITION),
     ],
 )
 @on_loop

@@ -40,9 +40,10 @@ LONG = Script(deltas=("tick ",) * 2000, step_s=0.005)
             generation_pb2.FINISH_REASON_STOP,
             generation_pb2.StopMatch(stop_token_id=7),
         ),
+        (Script(cause=EndCause.REPETITION), generation_pb2.FINISH_REASON_REPETITION, None),
         (Script(deltas=(), final_text=""), generation_pb2.FINISH_REASON_LENGTH, None),
     ],
-    ids=["length", "end-token", "stop-string", "stop-token", "nothing"],
+    ids=["length", "end-token", "stop-string", "stop-token", "repetition", "nothing"],
 )
 @on_loop
 async def test_deltas_joined_are_the_text(
@@ -179,11 +180,8 @@ for event in stub.Generate(inference_pb2.GenerateRequest(text="hi")):
 
 @on_loop
 async def test_caller_that_leaves_in_the_middle_of_a_write_is_no_fault() -> None:
-    async def write() -> None:
+    with pytest.raises(asyncio.CancelledError), WriteWatch(1):
         raise grpc.aio.InternalError('Failed "execute_batch"')
-
-    with WriteWatch(1) as watch, pytest.raises(asyncio.CancelledError):
-        await watch.write(write())
 
 
 @on_loop

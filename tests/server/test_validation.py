@@ -138,6 +138,13 @@ FINE = [
     stopping(max_tokens=1, min_tokens=0, ignore_eos=True, include_stop_in_output=True),
     stopping(stop_strings=["a"] * 16, stop_token_ids=[0] * 7),
     stopping(stop_token_ids=[3], include_stop_in_output=True),
+    *[
+        stopping(repetition_guard=generation_pb2.RepetitionGuard(**fields))
+        for fields in (
+            {"max_period": 1, "min_repeats": 2, "min_repeated_tokens": 0},
+            {"max_period": 512, "min_repeats": 1024, "min_repeated_tokens": 65536},
+        )
+    ],
     output(skip_special_tokens=False, token_records=False),
     output(token_records=True),
     output(token_records=True, top_logprobs=20),
