@@ -210,6 +210,20 @@ DELTAFLASH_INLINE void put(const L (&sums)[kVectors], float* out, std::int64_t c
   }
 }
 
+/// The first `count` of the lanes; what the others hold is of no account.
+template <typename L>
+DELTAFLASH_INLINE void get(const float* out, std::int64_t count, L (&lanes)[2]) {
+  if (count >= kWidth<L>) [[likely]] {
+    lanes[0] = simd::load<L>(out);
+    lanes[1] = simd::load<L>(out + lanes_of<L>);
+    return;
+  }
+  alignas(64) float at[kWidth<L>] = {};
+  std::memcpy(at, out, static_cast<std::size_t>(count) * sizeof(float));
+  lanes[0] = simd::load<L>(at);
+  lanes[1] = simd::load<L>(at + lanes_of<L>);
+}
+
 /// Copies kStep numbers of a token, or `count` and zeros.
 DELTAFLASH_INLINE void copy_step(const float* from, std::int64_t count, float* to) {
   if (count >= kStep) [[likely]] {
@@ -304,6 +318,12 @@ DELTAFLASH_INLINE void fill_panel(const Matrix<T>& matrix, std::int64_t row, std
 template <typename L, int kRows>
 DELTAFLASH_INLINE void tile(const float* x, const float* panel, std::int64_t depth, float* out,
                             std::int64_t out_stride, std::int64_t count, bool adds) {
+  L totals[kRows][2] = {};
+  if (adds) {
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      get(out + r * out_stride, count, totals[r]);
+    }
+  }
   for (std::int64_t begin = 0; begin < depth; begin += kSum) {
     const std::int64_t end = std::min(begin + kSum, depth);
     L sums[kRows][2] = {};
@@ -320,10 +340,18 @@ DELTAFLASH_INLINE void tile(const float* x, const float* panel, std::int64_t dep
         }
       }
     }
+    if (adds || begin > 0) {
 #pragma GCC unroll 16
-    for (std::int64_t r = 0; r < kRows; ++r) {
-      put(sums[r], out + r * out_stride, count, adds || begin > 0);
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        totals[r][0] += sums[r][0];
+        totals[r][1] += sums[r][1];
+      }
+    } else {
+      std::memcpy(totals, sums, sizeof(totals));
     }
+  }
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    put(totals[r], out + r * out_stride, count, false);
   }
 }
 
