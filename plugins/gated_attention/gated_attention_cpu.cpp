@@ -13,14 +13,21 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::Lanes;
+using simd::lanes_of;
 
 constexpr int kTile = 64;        // keys of a tile; tile n starts at kv index n * kTile
 constexpr int kGroup = 16;       // keys of a tile that are addressed as one base pointer
 constexpr int kMaxQueries = 32;  // queries of a work item, unless one token alone has more
+// What is left of a head_dim, a multiple of 8, behind whole vectors: nothing unless these are
+// wider.
+template <typename L>
+constexpr std::int64_t kTail = lanes_of<L> > 8 ? 8 : 0;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-DELTAFLASH_INLINE Lanes sigmoid(Lanes x) { return 1.0f / (1.0f + simd::exp(-x)); }
+template <typename L>
+DELTAFLASH_INLINE L sigmoid(L x) {
+  return 1.0f / (1.0f + simd::exp(-x));
+}
 
 // Consecutive tokens of one row: with a kv head, the work of one thread.
 struct TokenBlock {
@@ -67,38 +74,39 @@ struct Queries {
 };
 
 // Scores of kQueries queries against the first `count` keys, rounded up to 16. Each is a sum over
-// lanes d mod 16 and then sum_lanes, however many queries share the loads.
-template <int kQueries>
+// lanes d modulo their number and then sum_each, however many queries share the loads.
+template <typename L, int kQueries>
 DELTAFLASH_INLINE void score_keys(const Queries& block, std::int64_t query, const Tile& tile,
                                   int count, std::int64_t head_dim, float scale) {
-  constexpr int kKeys = 16 / kQueries;
+  constexpr int kLanes = lanes_of<L>;
+  constexpr int kKeys = kLanes / kQueries;
   const float* q = block.q + query * block.stride;
-  const std::int64_t whole = head_dim / 16 * 16;
+  const std::int64_t whole = head_dim / kLanes * kLanes;
   for (int j = 0; j < count; j += kKeys) {
     const float* key = tile.keys[j / kGroup] + (j % kGroup) * head_dim;
-    Lanes sums[16] = {};
-    for (std::int64_t d = 0; d < whole; d += 16) {
+    L sums[kLanes] = {};
+    for (std::int64_t d = 0; d < whole; d += kLanes) {
 #pragma GCC unroll 16
       for (int b = 0; b < kKeys; ++b) {
-        const Lanes k = simd::load(key + b * head_dim + d);
+        const L k = simd::load<L>(key + b * head_dim + d);
 #pragma GCC unroll 16
         for (int a = 0; a < kQueries; ++a) {
-          sums[a * kKeys + b] += simd::load(q + a * block.stride + d) * k;
+          sums[a * kKeys + b] += simd::load<L>(q + a * block.stride + d) * k;
         }
       }
     }
-    if (whole < head_dim) {
+    if (kLanes > 8 && whole < head_dim) {
 #pragma GCC unroll 16
       for (int b = 0; b < kKeys; ++b) {
-        const Lanes k = simd::load(key + b * head_dim + whole, 8);
+        const L k = simd::load<L>(key + b * head_dim + whole, kTail<L>);
 #pragma GCC unroll 16
         for (int a = 0; a < kQueries; ++a) {
-          sums[a * kKeys + b] += simd::load(q + a * block.stride + whole) * k;
+          sums[a * kKeys + b] += simd::load<L>(q + a * block.stride + whole) * k;
         }
       }
     }
-    const Lanes scores = simd::sum_each(sums) * scale;
-    float lanes[16];
+    const L scores = simd::sum_each(sums) * scale;
+    float lanes[kLanes];
     simd::store(lanes, scores);
 #pragma GCC unroll 16
     for (std::int64_t a = 0; a < kQueries; ++a) {
@@ -108,6 +116,7 @@ DELTAFLASH_INLINE void score_keys(const Queries& block, std::int64_t query, cons
 }
 
 // Turns the scores of one query into weights exp(score - max) and moves its running max and sum.
+template <typename L>
 DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, int count,
                                     std::uint64_t missing) {
   float* scores = block.scores + query * kTile;
@@ -119,23 +128,26 @@ DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, in
       scores[j] = (missing >> j & 1) != 0 ? kMasked : scores[j];
     }
   }
-  Lanes s[4] = {simd::load(scores), simd::load(scores + 16), simd::load(scores + 32),
-                simd::load(scores + 48)};
-  Lanes top = s[0] > s[1] ? s[0] : s[1];
-  top = top > s[2] ? top : s[2];
-  top = top > s[3] ? top : s[3];
+  constexpr int kVectors = kTile / lanes_of<L>;
+  L s[kVectors];
+  L top = simd::load<L>(scores);
+#pragma GCC unroll 16
+  for (std::int64_t i = 0; i < kVectors; ++i) {
+    s[i] = simd::load<L>(scores + i * lanes_of<L>);
+    top = top > s[i] ? top : s[i];
+  }
   float highest = block.max[query];
-  for (int lane = 0; lane < 16; ++lane) {
+  for (int lane = 0; lane < lanes_of<L>; ++lane) {
     highest = top[lane] > highest ? top[lane] : highest;
   }
   // Nothing to see yet: any finite maximum makes all weights zero.
   const float shift = highest == kMasked ? 0.0f : highest;
-  const Lanes factor = simd::exp(simd::broadcast(block.max[query] - shift));
-  Lanes sum{};
-#pragma GCC unroll 4
-  for (std::int64_t i = 0; i < 4; ++i) {
+  const L factor = simd::exp(simd::broadcast<L>(block.max[query] - shift));
+  L sum{};
+#pragma GCC unroll 16
+  for (std::int64_t i = 0; i < kVectors; ++i) {
     s[i] = simd::exp(s[i] - shift);
-    simd::store(scores + 16 * i, s[i]);
+    simd::store(scores + i * lanes_of<L>, s[i]);
     sum += s[i];
   }
   block.max[query] = highest;
@@ -144,17 +156,18 @@ DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, in
 }
 
 // acc = acc * factor + weights * values, key after key, for kQueries queries.
-template <int kQueries, int kVectors>
+template <typename L, int kQueries, int kVectors>
 DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, const Tile& tile,
                                   int count, std::int64_t head_dim, std::int64_t d) {
   float* acc = block.acc + query * block.stride + d;
   const float* weights = block.scores + query * kTile;
-  Lanes sums[kQueries][kVectors];
+  L sums[kQueries][kVectors];
 #pragma GCC unroll 4
   for (int a = 0; a < kQueries; ++a) {
 #pragma GCC unroll 4
     for (std::int64_t v = 0; v < kVectors; ++v) {
-      sums[a][v] = simd::load(acc + a * block.stride + 16 * v) * block.factor[query + a];
+      sums[a][v] =
+          simd::load<L>(acc + a * block.stride + v * lanes_of<L>) * block.factor[query + a];
     }
   }
   for (int first = 0; first < count; first += kGroup) {
@@ -163,7 +176,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
     for (int j = first; j < last; ++j, value += head_dim) {
 #pragma GCC unroll 4
       for (std::int64_t v = 0; v < kVectors; ++v) {
-        const Lanes x = simd::load(value + 16 * v);
+        const L x = simd::load<L>(value + v * lanes_of<L>);
 #pragma GCC unroll 4
         for (int a = 0; a < kQueries; ++a) {
           sums[a][v] += weights[a * kTile + j] * x;
@@ -175,81 +188,102 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
   for (int a = 0; a < kQueries; ++a) {
 #pragma GCC unroll 4
     for (std::int64_t v = 0; v < kVectors; ++v) {
-      simd::store(acc + a * block.stride + 16 * v, sums[a][v]);
+      simd::store(acc + a * block.stride + v * lanes_of<L>, sums[a][v]);
     }
   }
 }
 
 // The last 8 dims of a head_dim that is no multiple of 16.
-template <int kQueries>
+template <typename L, int kQueries>
 DELTAFLASH_INLINE void add_values_tail(const Queries& block, std::int64_t query, const Tile& tile,
                                        int count, std::int64_t head_dim, std::int64_t d) {
 #pragma GCC unroll 4
   for (int a = 0; a < kQueries; ++a) {
     float* acc = block.acc + (query + a) * block.stride + d;
-    Lanes sum = simd::load(acc) * block.factor[query + a];
+    L sum = simd::load<L>(acc) * block.factor[query + a];
     for (int j = 0; j < count; ++j) {
       sum += block.scores[(query + a) * kTile + j] *
-             simd::load(tile.values[j / kGroup] + (j % kGroup) * head_dim + d, 8);
+             simd::load<L>(tile.values[j / kGroup] + (j % kGroup) * head_dim + d, kTail<L>);
     }
     simd::store(acc, sum);
   }
 }
 
-template <int kQueries>
+template <typename L, int kQueries>
 DELTAFLASH_INLINE void add_tile(const Queries& block, std::int64_t query, const Tile& tile,
                                 int count, std::int64_t head_dim) {
+  // Accumulators that fit into 16 registers, or into 32.
+  constexpr int kVectors = sizeof(L) == 64 ? 4 : 2;
+  constexpr std::int64_t kSpan = kVectors * lanes_of<L>;
   std::int64_t d = 0;
-  for (; d + 64 <= head_dim; d += 64) {
-    add_values<kQueries, 4>(block, query, tile, count, head_dim, d);
+  for (; d + kSpan <= head_dim; d += kSpan) {
+    add_values<L, kQueries, kVectors>(block, query, tile, count, head_dim, d);
   }
-  for (; d + 16 <= head_dim; d += 16) {
-    add_values<kQueries, 1>(block, query, tile, count, head_dim, d);
+  for (; d + lanes_of<L> <= head_dim; d += lanes_of<L>) {
+    add_values<L, kQueries, 1>(block, query, tile, count, head_dim, d);
   }
-  if (d < head_dim) {
-    add_values_tail<kQueries>(block, query, tile, count, head_dim, d);
+  if (lanes_of<L> > 8 && d < head_dim) {
+    add_values_tail<L, kQueries>(block, query, tile, count, head_dim, d);
+  }
+}
+
+template <typename L>
+DELTAFLASH_INLINE void attend_lanes(const Queries& block, std::int64_t query, std::int64_t end,
+                                    const Tile& tile, int count, std::int64_t head_dim,
+                                    float scale) {
+  std::int64_t i = query;
+  for (; i + 4 <= end; i += 4) {
+    score_keys<L, 4>(block, i, tile, count, head_dim, scale);
+  }
+  for (; i + 2 <= end; i += 2) {
+    score_keys<L, 2>(block, i, tile, count, head_dim, scale);
+  }
+  for (; i < end; ++i) {
+    score_keys<L, 1>(block, i, tile, count, head_dim, scale);
+  }
+  for (i = query; i < end; ++i) {
+    softmax_tile<L>(block, i, count, tile.missing);
+  }
+  i = query;
+  for (; i + 4 <= end; i += 4) {
+    add_tile<L, 4>(block, i, tile, count, head_dim);
+  }
+  for (; i + 2 <= end; i += 2) {
+    add_tile<L, 2>(block, i, tile, count, head_dim);
+  }
+  for (; i < end; ++i) {
+    add_tile<L, 1>(block, i, tile, count, head_dim);
   }
 }
 
 // One tile for the queries [query, end), all of which see exactly its first `count` keys.
-DELTAFLASH_SIMD void attend(const Queries& block, std::int64_t query, std::int64_t end,
-                            const Tile& tile, int count, std::int64_t head_dim, float scale) {
-  std::int64_t i = query;
-  for (; i + 4 <= end; i += 4) {
-    score_keys<4>(block, i, tile, count, head_dim, scale);
+void attend(const Queries& block, std::int64_t query, std::int64_t end, const Tile& tile, int count,
+            std::int64_t head_dim, float scale) {
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    attend_lanes<typename decltype(tag)::type>(block, query, end, tile, count, head_dim, scale);
+  });
+}
+
+template <typename L>
+DELTAFLASH_INLINE void gate_head_lanes(const float* acc, float sum, const float* gate, float* out,
+                                       std::int64_t head_dim) {
+  const float inv_sum = sum == 0.0f ? 0.0f : 1.0f / sum;
+  std::int64_t d = 0;
+  for (; d + lanes_of<L> <= head_dim; d += lanes_of<L>) {
+    simd::store(out + d, simd::load<L>(acc + d) * inv_sum * sigmoid(simd::load<L>(gate + d)));
   }
-  for (; i + 2 <= end; i += 2) {
-    score_keys<2>(block, i, tile, count, head_dim, scale);
-  }
-  for (; i < end; ++i) {
-    score_keys<1>(block, i, tile, count, head_dim, scale);
-  }
-  for (i = query; i < end; ++i) {
-    softmax_tile(block, i, count, tile.missing);
-  }
-  i = query;
-  for (; i + 4 <= end; i += 4) {
-    add_tile<4>(block, i, tile, count, head_dim);
-  }
-  for (; i + 2 <= end; i += 2) {
-    add_tile<2>(block, i, tile, count, head_dim);
-  }
-  for (; i < end; ++i) {
-    add_tile<1>(block, i, tile, count, head_dim);
+  if (lanes_of<L> > 8 && d < head_dim) {
+    simd::store(out + d,
+                simd::load<L>(acc + d) * inv_sum * sigmoid(simd::load<L>(gate + d, kTail<L>)),
+                kTail<L>);
   }
 }
 
 // out = acc / sum * sigmoid(gate); zeros for a query that saw no key.
-DELTAFLASH_SIMD void gate_head(const float* acc, float sum, const float* gate, float* out,
-                               std::int64_t head_dim) {
-  const float inv_sum = sum == 0.0f ? 0.0f : 1.0f / sum;
-  std::int64_t d = 0;
-  for (; d + 16 <= head_dim; d += 16) {
-    simd::store(out + d, simd::load(acc + d) * inv_sum * sigmoid(simd::load(gate + d)));
-  }
-  if (d < head_dim) {
-    simd::store(out + d, simd::load(acc + d) * inv_sum * sigmoid(simd::load(gate + d, 8)), 8);
-  }
+void gate_head(const float* acc, float sum, const float* gate, float* out, std::int64_t head_dim) {
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    gate_head_lanes<typename decltype(tag)::type>(acc, sum, gate, out, head_dim);
+  });
 }
 
 // Finds the rows of the tile at kv index `first`. Groups that lie in one page are used in place;

@@ -23,8 +23,7 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::kLanes;
-using simd::Lanes;
+using simd::lanes_of;
 
 constexpr std::int64_t kChunk = 64;
 constexpr float kNormEps = 1e-6f;
@@ -146,116 +145,167 @@ void copy_padded(const float* from, std::int64_t count, float* to) {
   std::fill(to + count, to + simd::round_up(count), 0.0f);
 }
 
-/// to[i] = from[i] * scale / sqrt(sum(from^2) + eps), padded with zeros.
-DELTAFLASH_SIMD
-void normalise(const float* from, std::int64_t count, float scale, float* to) {
+template <typename L>
+DELTAFLASH_INLINE void normalise_lanes(const float* from, std::int64_t count, float scale,
+                                       float* to) {
   copy_padded(from, count, to);
-  Lanes squares = {};
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const Lanes at = simd::load(to + i);
+  L squares = {};
+  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+    const L at = simd::load<L>(to + i);
     squares += at * at;
   }
   const float factor = scale / std::sqrt(simd::sum(squares) + kNormEps);
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    simd::store(to + i, simd::load(to + i) * factor);
+  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+    simd::store(to + i, simd::load<L>(to + i) * factor);
+  }
+}
+
+/// to[i] = from[i] * scale / sqrt(sum(from^2) + eps), padded with zeros.
+void normalise(const float* from, std::int64_t count, float scale, float* to) {
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    normalise_lanes<typename decltype(tag)::type>(from, count, scale, to);
+  });
+}
+
+template <typename L>
+DELTAFLASH_INLINE void decay_since_lanes(const double* sums, std::int64_t count, double last,
+                                         float* to) {
+  for (std::int64_t j = 0; j < count; ++j) {
+    to[j] = static_cast<float>(last - sums[j]);
+  }
+  std::fill(to + count, to + simd::round_up(count), 0.0f);
+  for (std::int64_t j = 0; j < count; j += lanes_of<L>) {
+    simd::store(to + j, simd::exp(simd::load<L>(to + j)));
   }
 }
 
 /// to[j] = exp(last - sums[j]), j < count; rounds up to whole vectors. The caller passes only
 /// sums that stand before `last`, so no exponent is positive.
-DELTAFLASH_SIMD
 void decay_since(const double* sums, std::int64_t count, double last, float* to) {
-  for (std::int64_t j = 0; j < count; ++j) {
-    to[j] = static_cast<float>(last - sums[j]);
-  }
-  std::fill(to + count, to + simd::round_up(count), 0.0f);
-  for (std::int64_t j = 0; j < count; j += kLanes) {
-    simd::store(to + j, simd::exp(simd::load(to + j)));
-  }
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    decay_since_lanes<typename decltype(tag)::type>(sums, count, last, to);
+  });
 }
 
-DELTAFLASH_SIMD
+template <typename L>
+DELTAFLASH_INLINE void dot_all_lanes(const float* rows, std::int64_t row_stride,
+                                     std::int64_t num_rows, const float* x, std::int64_t x_stride,
+                                     std::int64_t num_x, std::int64_t count, float* out,
+                                     std::int64_t out_stride) {
+  simd::dot_matrix<L>(rows, row_stride, num_rows, x, x_stride, num_x, count, out, out_stride);
+}
+
 void dot_all(const float* rows, std::int64_t row_stride, std::int64_t num_rows, const float* x,
              std::int64_t x_stride, std::int64_t num_x, std::int64_t count, float* out,
              std::int64_t out_stride) {
-  simd::dot_matrix(rows, row_stride, num_rows, x, x_stride, num_x, count, out, out_stride);
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    dot_all_lanes<typename decltype(tag)::type>(rows, row_stride, num_rows, x, x_stride, num_x,
+                                                count, out, out_stride);
+  });
 }
 
 /// sums[b] += sum_m coefficients[m * coefficient_stride] * rows[m, b-th vector], in order of m.
-template <int kBlocks>
-DELTAFLASH_INLINE void accumulate(Lanes (&sums)[kBlocks], const float* coefficients,
+template <typename L, int kBlocks>
+DELTAFLASH_INLINE void accumulate(L (&sums)[kBlocks], const float* coefficients,
                                   std::int64_t coefficient_stride, const float* rows,
                                   std::int64_t row_stride, std::int64_t num_rows) {
   for (std::int64_t m = 0; m < num_rows; ++m) {
-    const Lanes coefficient = simd::broadcast(coefficients[m * coefficient_stride]);
+    const float coefficient = coefficients[m * coefficient_stride];
     for (int b = 0; b < kBlocks; ++b) {
-      sums[b] += coefficient * simd::load(rows + m * row_stride + b * kLanes);
+      sums[b] += coefficient * simd::load<L>(rows + m * row_stride + b * lanes_of<L>);
     }
   }
 }
 
 /// base = factor * base + sum_m coefficients[m] * rows[m], `width` (whole vectors) wide.
-template <int kBlocks>
+template <typename L, int kBlocks>
 DELTAFLASH_INLINE std::int64_t scale_add_blocks(float* base, float factor,
                                                 const float* coefficients,
                                                 std::int64_t coefficient_stride, const float* rows,
                                                 std::int64_t row_stride, std::int64_t num_rows,
                                                 std::int64_t at, std::int64_t width) {
-  for (; at + kBlocks * kLanes <= width; at += kBlocks * kLanes) {
-    Lanes sums[kBlocks];
+  for (; at + kBlocks * lanes_of<L> <= width; at += kBlocks * lanes_of<L>) {
+    L sums[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
-      sums[b] = simd::load(base + at + b * kLanes) * factor;
+      sums[b] = simd::load<L>(base + at + b * lanes_of<L>) * factor;
     }
     accumulate(sums, coefficients, coefficient_stride, rows + at, row_stride, num_rows);
     for (int b = 0; b < kBlocks; ++b) {
-      simd::store(base + at + b * kLanes, sums[b]);
+      simd::store(base + at + b * lanes_of<L>, sums[b]);
     }
   }
   return at;
 }
 
+template <typename L>
 DELTAFLASH_INLINE void scale_add(float* base, float factor, const float* coefficients,
                                  std::int64_t coefficient_stride, const float* rows,
                                  std::int64_t row_stride, std::int64_t num_rows,
                                  std::int64_t width) {
-  std::int64_t at = scale_add_blocks<8>(base, factor, coefficients, coefficient_stride, rows,
-                                        row_stride, num_rows, 0, width);
-  at = scale_add_blocks<2>(base, factor, coefficients, coefficient_stride, rows, row_stride,
-                           num_rows, at, width);
-  scale_add_blocks<1>(base, factor, coefficients, coefficient_stride, rows, row_stride, num_rows,
-                      at, width);
+  std::int64_t at = scale_add_blocks<L, 8>(base, factor, coefficients, coefficient_stride, rows,
+                                           row_stride, num_rows, 0, width);
+  at = scale_add_blocks<L, 2>(base, factor, coefficients, coefficient_stride, rows, row_stride,
+                              num_rows, at, width);
+  scale_add_blocks<L, 1>(base, factor, coefficients, coefficient_stride, rows, row_stride, num_rows,
+                         at, width);
+}
+
+template <typename L>
+DELTAFLASH_INLINE void fold_lanes(float* state, std::int64_t num_rows, std::int64_t padded_key,
+                                  float decay, const float* weighted_d, std::int64_t d_stride,
+                                  const float* k, std::int64_t num_records) {
+  for (std::int64_t v = 0; v < num_rows; ++v) {
+    scale_add<L>(state + v * padded_key, decay, weighted_d + v, d_stride, k, padded_key,
+                 num_records, padded_key);
+  }
 }
 
 /// state[v] = decay * state[v] + sum_m weighted_d[m, v] * k[m] for num_rows state rows.
-DELTAFLASH_SIMD
 void fold(float* state, std::int64_t num_rows, std::int64_t padded_key, float decay,
           const float* weighted_d, std::int64_t d_stride, const float* k,
           std::int64_t num_records) {
-  for (std::int64_t v = 0; v < num_rows; ++v) {
-    scale_add(state + v * padded_key, decay, weighted_d + v, d_stride, k, padded_key, num_records,
-              padded_key);
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    fold_lanes<typename decltype(tag)::type>(state, num_rows, padded_key, decay, weighted_d,
+                                             d_stride, k, num_records);
+  });
+}
+
+template <typename L>
+DELTAFLASH_INLINE void add_history_lanes(float* rows, std::int64_t num_rows,
+                                         std::int64_t padded_value, float decay,
+                                         const float* scores, std::int64_t score_stride,
+                                         const float* weighted_d, std::int64_t num_records) {
+  for (std::int64_t i = 0; i < num_rows; ++i) {
+    scale_add<L>(rows + i * padded_value, decay, scores + i * score_stride, 1, weighted_d,
+                 padded_value, num_records, padded_value);
   }
 }
 
 /// rows[i] = decay * rows[i] + sum_m scores[i, m] * weighted_d[m].
-DELTAFLASH_SIMD
 void add_history(float* rows, std::int64_t num_rows, std::int64_t padded_value, float decay,
                  const float* scores, std::int64_t score_stride, const float* weighted_d,
                  std::int64_t num_records) {
-  for (std::int64_t i = 0; i < num_rows; ++i) {
-    scale_add(rows + i * padded_value, decay, scores + i * score_stride, 1, weighted_d,
-              padded_value, num_records, padded_value);
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    add_history_lanes<typename decltype(tag)::type>(rows, num_rows, padded_value, decay, scores,
+                                                    score_stride, weighted_d, num_records);
+  });
+}
+
+template <typename L>
+DELTAFLASH_INLINE void scale_rows_lanes(float* rows, std::int64_t num_rows, std::int64_t width,
+                                        const float* weight) {
+  for (std::int64_t m = 0; m < num_rows; ++m) {
+    for (std::int64_t i = 0; i < width; i += lanes_of<L>) {
+      simd::store(rows + m * width + i, simd::load<L>(rows + m * width + i) * weight[m]);
+    }
   }
 }
 
 /// Multiplies each row m of `rows` by weight[m].
-DELTAFLASH_SIMD
 void scale_rows(float* rows, std::int64_t num_rows, std::int64_t width, const float* weight) {
-  for (std::int64_t m = 0; m < num_rows; ++m) {
-    for (std::int64_t i = 0; i < width; i += kLanes) {
-      simd::store(rows + m * width + i, simd::load(rows + m * width + i) * weight[m]);
-    }
-  }
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    scale_rows_lanes<typename decltype(tag)::type>(rows, num_rows, width, weight);
+  });
 }
 
 void load_window(const GatedDeltaNet& args, const Head& head, std::int64_t first_token,
@@ -314,10 +364,10 @@ void load_history(const GatedDeltaNet& args, const Head& head, std::int64_t base
 }
 
 /// The rows of D and of the output, kBlocks vectors of the value dim at a time.
-template <int kBlocks>
+template <typename L, int kBlocks>
 DELTAFLASH_INLINE std::int64_t solve_blocks(Window& window, std::int64_t padded_value,
                                             std::int64_t at) {
-  for (; at + kBlocks * kLanes <= padded_value; at += kBlocks * kLanes) {
+  for (; at + kBlocks * lanes_of<L> <= padded_value; at += kBlocks * lanes_of<L>) {
     for (std::int64_t i = 0; i < window.length; ++i) {
       float* d = window.d + i * padded_value + at;
       float* s_k = window.s_kq + i * padded_value + at;
@@ -325,40 +375,41 @@ DELTAFLASH_INLINE std::int64_t solve_blocks(Window& window, std::int64_t padded_
       const float* a = window.scores + i * window.score_stride;
       const float* b = window.scores + (window.length + i) * window.score_stride;
       const float decay = window.decay_from_start[i];
-      Lanes delta[kBlocks];
-      Lanes out[kBlocks];
+      L delta[kBlocks];
+      L out[kBlocks];
       for (int n = 0; n < kBlocks; ++n) {
         delta[n] =
-            (simd::load(d + n * kLanes) - simd::load(s_k + n * kLanes) * decay) * window.beta[i];
-        out[n] = simd::load(s_q + n * kLanes) * decay;
+            (simd::load<L>(d + n * lanes_of<L>) - simd::load<L>(s_k + n * lanes_of<L>) * decay) *
+            window.beta[i];
+        out[n] = simd::load<L>(s_q + n * lanes_of<L>) * decay;
       }
       for (std::int64_t j = 0; j < i; ++j) {
         const float* earlier = window.d + j * padded_value + at;
         for (int n = 0; n < kBlocks; ++n) {
-          const Lanes d_j = simd::load(earlier + n * kLanes);
+          const L d_j = simd::load<L>(earlier + n * lanes_of<L>);
           delta[n] -= a[j] * d_j;
           out[n] += b[j] * d_j;
         }
       }
       for (int n = 0; n < kBlocks; ++n) {
-        simd::store(d + n * kLanes, delta[n]);
-        simd::store(s_q + n * kLanes, out[n] + b[i] * delta[n]);
+        simd::store(d + n * lanes_of<L>, delta[n]);
+        simd::store(s_q + n * lanes_of<L>, out[n] + b[i] * delta[n]);
       }
     }
   }
   return at;
 }
 
-/// From kq, v, the gates and s_kq: D into window.d, the outputs in place of S q_i.
-DELTAFLASH_SIMD
-void solve(Window& window, std::int64_t padded_key, std::int64_t padded_value) {
+template <typename L>
+DELTAFLASH_INLINE void solve_lanes(Window& window, std::int64_t padded_key,
+                                   std::int64_t padded_value) {
   const std::int64_t length = window.length;
   for (std::int64_t part = 0; part < 2; ++part) {
-    for (std::int64_t i = 0; i < length; i += kLanes) {
+    for (std::int64_t i = 0; i < length; i += lanes_of<L>) {
       const std::int64_t x = part * length + i;
-      simd::dot_matrix(window.kq, padded_key, std::min(length, i + kLanes),
-                       window.kq + x * padded_key, padded_key, std::min(kLanes, length - i),
-                       padded_key, window.scores + x * window.score_stride, window.score_stride);
+      simd::dot_matrix<L>(window.kq, padded_key, std::min(length, i + lanes_of<L>),
+                          window.kq + x * padded_key, padded_key, std::min(lanes_of<L>, length - i),
+                          padded_key, window.scores + x * window.score_stride, window.score_stride);
     }
   }
   for (std::int64_t i = 0; i < length; ++i) {
@@ -371,8 +422,15 @@ void solve(Window& window, std::int64_t padded_key, std::int64_t padded_value) {
       b[j] *= window.decay[j];
     }
   }
-  std::int64_t at = solve_blocks<4>(window, padded_value, 0);
-  solve_blocks<1>(window, padded_value, at);
+  std::int64_t at = solve_blocks<L, 4>(window, padded_value, 0);
+  solve_blocks<L, 1>(window, padded_value, at);
+}
+
+/// From kq, v, the gates and s_kq: D into window.d, the outputs in place of S q_i.
+void solve(Window& window, std::int64_t padded_key, std::int64_t padded_value) {
+  simd::for_machine([&](auto tag) DELTAFLASH_INLINE_LAMBDA {
+    solve_lanes<typename decltype(tag)::type>(window, padded_key, padded_value);
+  });
 }
 
 void store_outputs(const GatedDeltaNet& args, const Head& head, std::int64_t first_token,

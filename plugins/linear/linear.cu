@@ -1,3 +1,6 @@
+#include <stdexcept>
+#include <string>
+
 #include "plugins/common/cuda_error.h"
 #include "plugins/common/cuda_launch.h"
 #include "plugins/linear/linear.h"
@@ -135,7 +138,7 @@ void launch(const Linear& args, Stream stream) {
   const std::int64_t column_tiles = ceil_div(args.out_dim, kTileN);
   const unsigned grid = grid_x(ceil_div(args.num_tokens, kTileM) * column_tiles, "linear");
   linear_kernel<kTileM, kTileN, kTileK><<<grid, kThreads, 0, cuda_stream(stream)>>>(
-      args.x, reinterpret_cast<const std::uint16_t*>(args.weight), args.out, args.num_tokens,
+      args.x, static_cast<const std::uint16_t*>(args.weight), args.out, args.num_tokens,
       args.in_dim, args.out_dim, column_tiles);
   check_cuda(cudaGetLastError(), "linear");
 }
@@ -145,6 +148,10 @@ void launch(const Linear& args, Stream stream) {
 void linear(const Linear& args, Stream stream) {
   require_positive(args.in_dim, "linear", "in_dim");
   require_positive(args.out_dim, "linear", "out_dim");
+  if (args.weight_dtype != DType::kBFloat16) {
+    throw std::invalid_argument("linear: expected weight_dtype bfloat16, got " +
+                                std::string(name_of(args.weight_dtype)));
+  }
   if (args.num_tokens == 0) {
     return;
   }

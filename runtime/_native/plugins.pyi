@@ -1,6 +1,7 @@
 """The CPU twins of the ops."""
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated, overload
 
 import numpy
@@ -149,6 +150,33 @@ def gather_rows(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), or
 def gather_rows(x: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
     """The same for bfloat16 bits."""
 
+class InstructionSet(enum.IntEnum):
+    """What the CPU ops use, from narrow to wide vectors."""
+
+    BASE = 0
+
+    AVX2 = 1
+
+    AVX512 = 2
+
+def widest_instruction_set() -> InstructionSet:
+    """The widest that this machine and this build have."""
+
+def instruction_set() -> InstructionSet:
+    """The one that ops use: the widest, unless it was set."""
+
+def set_instruction_set(instruction_set: InstructionSet) -> None:
+    """
+    Makes ops use another one, for tests and measurements; not while an op runs.
+
+    Args:
+      instruction_set: the one to use.
+
+    Raises:
+      ValueError: this machine or this build does not have it.
+    """
+
+@overload
 def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
     """
     Writes x @ weight.T to out, with bits that do not depend on the other rows.
@@ -162,6 +190,10 @@ def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='
     Raises:
       ValueError: a shape does not fit.
     """
+
+@overload
+def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
+    """As above, for float32 weights."""
 
 def rms_norm(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], eps: float, unit_offset: bool, residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None, pool: ThreadPool | None = None) -> None:
     """

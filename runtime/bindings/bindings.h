@@ -18,6 +18,7 @@ void bind_gated_attention(nanobind::module_& plugins);
 void bind_gated_delta_net(nanobind::module_& plugins);
 void bind_gated_rms_norm(nanobind::module_& plugins);
 void bind_gather_rows(nanobind::module_& plugins);
+void bind_instruction_set(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);
 void bind_rms_norm(nanobind::module_& plugins);
 void bind_rotary_kv_write(nanobind::module_& plugins);

@@ -1,5 +1,7 @@
 #include "plugins/linear/linear.h"
 
+#include <type_traits>
+
 #include "runtime/bindings/array.h"
 #include "runtime/bindings/bindings.h"
 
@@ -8,7 +10,8 @@ namespace nb = nanobind;
 namespace deltaflash {
 namespace {
 
-void linear(const Array<const float, 2>& x, const Array<const std::uint16_t, 2>& weight,
+template <typename T>
+void linear(const Array<const float, 2>& x, const Array<const T, 2>& weight,
             const Array<float, 2>& out, ThreadPool* pool) {
   Linear args{};
   args.num_tokens = static_cast<std::int64_t>(x.shape(0));
@@ -17,15 +20,16 @@ void linear(const Array<const float, 2>& x, const Array<const std::uint16_t, 2>&
   check_shape("linear", "weight", weight, {args.out_dim, args.in_dim});
   check_shape("linear", "out", out, {args.num_tokens, args.out_dim});
   args.x = x.data();
-  args.weight = reinterpret_cast<const BFloat16*>(weight.data());
+  args.weight = weight.data();
   args.out = out.data();
+  args.weight_dtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16;
   cpu::linear(args, stream_of(pool));
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& plugins) {
-  plugins.def("linear", &linear, nb::arg("x"), nb::arg("weight"), nb::arg("out"),
+  plugins.def("linear", &linear<std::uint16_t>, nb::arg("x"), nb::arg("weight"), nb::arg("out"),
               nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
               R"(Writes x @ weight.T to out, with bits that do not depend on the other rows.
 
@@ -37,6 +41,9 @@ Args:
 
 Raises:
   ValueError: a shape does not fit.)");
+  plugins.def("linear", &linear<float>, nb::arg("x"), nb::arg("weight"), nb::arg("out"),
+              nb::arg("pool") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+              "As above, for float32 weights.");
 }
 
 }  // namespace deltaflash

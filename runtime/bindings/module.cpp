@@ -20,6 +20,7 @@ NB_MODULE(_native, module) {
   deltaflash::bind_gated_delta_net(plugins);
   deltaflash::bind_gated_rms_norm(plugins);
   deltaflash::bind_gather_rows(plugins);
+  deltaflash::bind_instruction_set(plugins);
   deltaflash::bind_linear(plugins);
   deltaflash::bind_rms_norm(plugins);
   deltaflash::bind_rotary_kv_write(plugins);

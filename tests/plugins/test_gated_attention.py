@@ -8,6 +8,8 @@ from reference.paged_kv import PagedCache
 
 from runtime._native import plugins
 
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
 # fp32 scores of unit vectors are off by some 1e-7 of their size, at most about 6 here; weights sum
 # to one, values are about one.
 ATOL = 4e-6

@@ -16,6 +16,8 @@ from reference.gated_delta_net import (
 
 from runtime._native import plugins
 
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
 # Value heads per key head 1 to 4; head dims equal, different, and no multiples of 16.
 DIMS = [Dims(2, 2, 16, 16), Dims(2, 4, 32, 16), Dims(1, 3, 20, 24), Dims(2, 8, 7, 33)]
 REAL = Dims(1, 2, 128, 128)
