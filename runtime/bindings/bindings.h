@@ -9,6 +9,7 @@ namespace deltaflash {
 
 void bind_errors(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
+void bind_image(nanobind::module_& module);
 void bind_text(nanobind::module_& module);
 
 void bind_causal_conv(nanobind::module_& plugins);

@@ -8,6 +8,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   deltaflash::bind_errors(module);
   deltaflash::bind_text(module);
+  deltaflash::bind_image(module);
   deltaflash::bind_executor(module);
   nanobind::module_ plugins = module.def_submodule("plugins", "The CPU twins of the ops.");
   deltaflash::bind_thread_pool(plugins);
