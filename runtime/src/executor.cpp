@@ -47,6 +47,7 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.num_forced = static_cast<std::int32_t>(request.forced_tokens.size());
   state.num_script = static_cast<std::int32_t>(request.draft_script.size());
   state.num_end_ids = static_cast<std::int32_t>(sequence.end_ids.size());
+  state.rope_delta = sequence.layout.rope_delta;
   std::copy(sequence.end_ids.begin(), sequence.end_ids.end(), state.end_ids);
   state.temperature = request.sampling.temperature;
   state.top_p = request.sampling.top_p;
