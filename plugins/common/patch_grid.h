@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 namespace deltaflash {
 
@@ -18,15 +20,23 @@ struct PatchGrid {
 
   constexpr std::int64_t num_patches() const { return height * width; }
 
-  constexpr bool valid() const {
-    return merge_size > 0 && height > 0 && width > 0 && height % merge_size == 0 &&
-           width % merge_size == 0;
-  }
-
-  /// Whether rows [first_row, first_row + num_rows) lie inside the picture.
-  constexpr bool holds(std::int64_t first_row, std::int64_t num_rows) const {
-    return first_row >= 0 && num_rows >= 0 && num_rows <= num_patches() &&
-           first_row <= num_patches() - num_rows;
+  /// Throws std::invalid_argument, naming `op`, unless the grid is made of whole merge blocks and
+  /// rows [first_row, first_row + num_rows) lie inside of it.
+  void check(const char* op, std::int64_t first_row, std::int64_t num_rows) const {
+    if (merge_size <= 0 || height <= 0 || width <= 0 || height % merge_size != 0 ||
+        width % merge_size != 0) {
+      throw std::invalid_argument(std::string(op) + ": expected a grid of whole blocks of " +
+                                  std::to_string(merge_size) + " x " + std::to_string(merge_size) +
+                                  " patches, got " + std::to_string(height) + " x " +
+                                  std::to_string(width));
+    }
+    if (first_row < 0 || num_rows < 0 || num_rows > num_patches() ||
+        first_row > num_patches() - num_rows) {
+      throw std::invalid_argument(std::string(op) + ": expected rows inside the " +
+                                  std::to_string(num_patches()) + " of the picture, got " +
+                                  std::to_string(num_rows) + " from " + std::to_string(first_row) +
+                                  " on");
+    }
   }
 
   /// Where the patch of a row lies in the picture.

@@ -17,7 +17,7 @@ namespace deltaflash {
 /// size. Errors, with u = 2^-24: a score s is off by at most (head_dim + 4) u * sum |scale q k|,
 /// its weight by that, by (|s| + 3) u relatively, and by num_patches / 128 rescalings of u each;
 /// sums over patches add at most 2 (num_patches / 16 + 16) u, in practice their square root.
-/// Weights below 2^-126 of the largest count as 2^-126 of it.
+/// Weights below 2^-125 of the largest count as 2^-125 of it.
 struct VisionAttention {
   static constexpr std::int64_t kQueryTile = 48;
 
@@ -29,7 +29,7 @@ struct VisionAttention {
 };
 
 namespace cpu {
-/// Throws std::invalid_argument for a head_dim outside 32 .. 128 or no multiple of 4, no heads, no
+/// Throws std::invalid_argument for a head_dim outside 16 .. 128 or no multiple of 4, no heads, no
 /// patches or num_rows < 0.
 void vision_attention(const VisionAttention& args, Stream stream);
 }  // namespace cpu

@@ -36,7 +36,7 @@ void vision_rotary_angles(std::int64_t num_positions, std::int64_t head_dim, flo
                           float* angles);
 
 namespace cpu {
-/// Throws std::invalid_argument for a head_dim that is no multiple of 4 or outside 32 .. 128, no
+/// Throws std::invalid_argument for a head_dim that is no multiple of 4 or outside 16 .. 128, no
 /// heads, a grid that is no multiple of its merge_size or of another size than kv, or rows outside
 /// of it.
 void vision_rotary(const VisionRotary& args, Stream stream);
