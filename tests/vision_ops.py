@@ -65,7 +65,7 @@ class VisionChain:
         self.slice_rows = slice_rows
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
-    def call(self, op: str, *args: Any, **kwargs: Any) -> None:
+    def call(self, op: str, *args: object, **kwargs: object) -> None:
         begin = time.perf_counter()
         getattr(plugins, op)(*args, **kwargs, pool=self.pool)
         self.seconds[op] += time.perf_counter() - begin

@@ -6,7 +6,7 @@ import numpy as np
 def vision_attention(
     q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float
 ) -> np.ndarray:
-    """q [num_rows, num_heads, head_dim] over keys and values [num_patches, ...], in float64."""
+    """For q [num_rows, num_heads, head_dim], keys and values [num_patches, ...]; in float64."""
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     scores = scale * np.einsum("qhd,khd->hqk", q, keys)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
