@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from server.backend import Finished, TokenEvent
+from server.backend import Finished, TokenEvent, TokenRecord
 
 
 class Mailbox:
@@ -13,7 +13,16 @@ class Mailbox:
     one text and not a queue of messages.
     """
 
-    __slots__ = ("_closed", "_error", "_finished", "_on_cancel", "_text", "_token_ids", "_waiter")
+    __slots__ = (
+        "_closed",
+        "_error",
+        "_finished",
+        "_on_cancel",
+        "_records",
+        "_text",
+        "_token_ids",
+        "_waiter",
+    )
 
     def __init__(self, on_cancel: Callable[[], None]) -> None:
         """Takes the way to the engine.
@@ -24,6 +33,7 @@ class Mailbox:
         self._on_cancel = on_cancel
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._records: list[TokenRecord] = []
         self._finished: Finished | None = None
         self._error: Exception | None = None
         self._closed = False
@@ -42,6 +52,7 @@ class Mailbox:
         if event.text:
             self._text.append(event.text)
         self._token_ids.extend(event.token_ids)
+        self._records.extend(event.records)
         self._finished = self._finished or event.finished
         self._wake()
 
@@ -61,8 +72,7 @@ class Mailbox:
             return
         self.cancel()
         self._closed = True
-        self._text.clear()
-        self._token_ids.clear()
+        self._drop()
 
     async def next_event(self) -> TokenEvent:
         """Waits for events and returns all that are pending as one.
@@ -79,10 +89,16 @@ class Mailbox:
         pending = self._text or self._token_ids or self._finished
         if self._error is not None and not pending:
             raise self._error
-        event = TokenEvent("".join(self._text), tuple(self._token_ids), self._finished)
+        event = TokenEvent(
+            "".join(self._text), tuple(self._token_ids), self._finished, tuple(self._records)
+        )
+        self._drop()
+        return event
+
+    def _drop(self) -> None:
         self._text.clear()
         self._token_ids.clear()
-        return event
+        self._records.clear()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -128,7 +128,7 @@ def limits_message(info: EngineInfo, config: ServerConfig) -> control_pb2.Limits
         max_stop_string_bytes=config.max_stop_string_bytes,
         max_stop_token_ids=info.max_stop_token_ids,
         max_logit_biases=info.max_logit_biases,
-        max_top_logprobs=0,
+        max_top_logprobs=info.max_top_logprobs,
         max_queued=info.max_queued,
         max_document_pages=0,
         max_request_ms=config.max_request_ms,
@@ -144,6 +144,8 @@ def capabilities(engine: Engine) -> list[control_pb2.Capability.ValueType]:
         names.CAPABILITY_TEXT_PROMPT: engine.prompts.tokenizer is not None,
         names.CAPABILITY_TOKEN_PROMPT: True,
         names.CAPABILITY_CHAT: engine.prompts.template is not None,
+        names.CAPABILITY_TOKEN_RECORDS: info.has_token_records,
+        names.CAPABILITY_LOGPROBS: info.max_top_logprobs > 0,
         names.CAPABILITY_SPECULATION: info.max_draft_tokens > 0,
     }
     return sorted(name for name, present in has.items() if present)

@@ -20,7 +20,7 @@ from server.errors import DeadlinePassedError, PromptTooLongError, describe
 from server.live_requests import LiveRequest
 from server.service_context import Engine, ServiceContext
 from server.services.call import CallContext, call
-from server.services.events import Arrival, delta_event, finished_event, started_event
+from server.services.events import Arrival, delta_events, finished_event, started_event
 from server.validation import (
     Findings,
     check_extras,
@@ -37,8 +37,6 @@ from server.write_watch import WriteWatch
 
 log = logging.getLogger(__name__)
 
-MAX_DELTA_CHARS = 256 * 1024
-"""At most 1 MiB of UTF-8: what was merged for a late reader stays below gRPC's default limit."""
 MAX_ALLOTTED_MS = 30 * 24 * 3600 * 1000
 """A deadline farther away than a month is none: clients send the largest number for "never"."""
 
@@ -137,8 +135,8 @@ class AnswerStream:
     ) -> Finished:
         while True:
             event = await generation.next_event()
-            for begin in range(0, len(event.text), MAX_DELTA_CHARS):
-                await self._write(delta_event(event.text[begin : begin + MAX_DELTA_CHARS]))
+            for delta in delta_events(event):
+                await self._write(delta)
             if event.finished is not None:
                 return await self._finish(request, event.finished, arrival)
 
@@ -211,7 +209,7 @@ def check_generate(
     check_prompt(request, info, findings)
     sampling = check_sampling(request.sampling, info, findings, "sampling.")
     stopping = check_stopping(request.stopping, info, config, findings, "stopping.")
-    skip_special_tokens = check_output(request.output, findings, "output.")
+    output = check_output(request.output, info, findings, "output.")
     check_speculation(request.speculation, info, findings, "speculation.")
     check_extras(request, findings)
     findings.raise_any()
@@ -227,7 +225,9 @@ def check_generate(
         stop_token_ids=stopping.stop_token_ids,
         ignore_end_tokens=stopping.ignore_end_tokens,
         include_stop=stopping.include_stop,
-        skip_special_tokens=skip_special_tokens,
+        skip_special_tokens=output.skip_special_tokens,
+        token_records=output.token_records,
+        top_logprobs=output.top_logprobs,
     )
 
 

@@ -17,6 +17,7 @@ from server.backend import (
     Load,
     QueueFullError,
     TokenEvent,
+    TokenRecord,
 )
 from server.mailbox import Mailbox
 
@@ -36,6 +37,8 @@ INFO = EngineInfo(
     kv_capacity_tokens=2048,
     max_stop_token_ids=7,
     max_logit_biases=256,
+    has_token_records=True,
+    max_top_logprobs=20,
 )
 
 
@@ -168,7 +171,9 @@ class FakeBackend:
                     num_steps=num_tokens + 1,
                 )
                 num_tokens += 1
-                mailbox.put(TokenEvent(text, (num_tokens,)))
+                record = TokenRecord(num_tokens, text.encode())
+                records = (record,) if request.token_records else ()
+                mailbox.put(TokenEvent(text, (num_tokens,), records=records))
             finished = Finished(
                 script.cause, num_tokens, stats, script.end_token_id, script.stop_string
             )
