@@ -64,7 +64,7 @@ def test_equals_reference(rng: np.random.Generator, num: int, heads: int, head_d
     out = run(q, keys, values)
     error = np.abs(out - vision_attention(q, keys, values, head_dim**-0.5))
     assert (error <= bound(q, keys, values)).all()
-    assert error.max() < 4e-6  # in practice errors add like their squares
+    assert np.sqrt((error**2).mean()) < 1e-6  # roundings add like random ones: some 2e-7
     for piece in (1, 5, 48, 100):
         assert run(q, keys, values, piece).tobytes() == out.tobytes()
         threaded = run(q, keys, values, piece, plugins.ThreadPool(2))
