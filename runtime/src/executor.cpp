@@ -269,7 +269,7 @@ void Executor::iterate() {
   const bool paced = runner_->launch_waits() && scheduler_->has_verify();
   const bool encodes = vision_ && !vision_->empty() &&
                        (!paced || !scheduler_->has_prefill() || pace_.take_vision_turn());
-  const std::int64_t prefill_tokens = encodes ? 0 : pace_.prefill_tokens(kPrefillAlignment);
+  const std::int64_t prefill_tokens = encodes ? 0 : pace_.prefill_tokens();
   const bool launched = launch(paced ? scheduler_->plan(prefill_tokens) : scheduler_->plan());
   if (encodes) {
     encode(paced ? pace_.slice_ns() : kIdleSliceNs);

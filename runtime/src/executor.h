@@ -106,7 +106,7 @@ class Executor {
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<VisionQueue> vision_;  // null where pictures are refused; loop thread only
-  Pace pace_;                            // loop thread only
+  Pace pace_{kPrefillAlignment};         // loop thread only
   ResponseQueue responses_;
   // Launched iterations whose steps have not all been read, oldest first.
   std::deque<std::vector<ScheduledStep>> in_flight_;

@@ -25,16 +25,18 @@ void Pace::prefill_took(std::int64_t num_tokens, std::int64_t ns) {
 }
 
 std::int64_t Pace::slice_ns() const {
-  return static_cast<std::int64_t>(std::clamp(round_ns_, kShortestSliceNs, kLongestSliceNs));
+  const double piece_ns = prefill_token_ns_ * static_cast<double>(alignment_);
+  return static_cast<std::int64_t>(
+      std::clamp(std::max(round_ns_, piece_ns), kShortestSliceNs, kLongestSliceNs));
 }
 
-std::int64_t Pace::prefill_tokens(std::int64_t alignment) const {
+std::int64_t Pace::prefill_tokens() const {
   if (prefill_token_ns_ == 0) {
-    return alignment;
+    return alignment_;
   }
   const double tokens = static_cast<double>(slice_ns()) / prefill_token_ns_;
   const auto whole = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(kMostTokens)));
-  return std::max(alignment, whole / alignment * alignment);
+  return std::max(alignment_, whole / alignment_ * alignment_);
 }
 
 }  // namespace deltaflash
