@@ -5,7 +5,10 @@
 namespace deltaflash {
 namespace {
 
-constexpr double kRate = 0.2;  // of the moving averages
+// Rates of the moving averages. Down is quick: what is late was disturbed or ran cold.
+constexpr double kRateUp = 0.2;
+constexpr double kRateDown = 0.5;
+constexpr double kMostRounds = 8;  // that a slice may take to fit a piece of a prompt
 // Below, the rounds of a small model would leave nothing to other work but its overhead; above, a
 // large model's streams would stutter.
 constexpr double kShortestSliceNs = 2e6;
@@ -13,7 +16,8 @@ constexpr double kLongestSliceNs = 40e6;
 constexpr std::int64_t kMostTokens = 1 << 20;
 
 void follow(double& average, double value) {
-  average = average == 0 ? value : average + kRate * (value - average);
+  const double rate = value > average ? kRateUp : kRateDown;
+  average = average == 0 ? value : average + rate * (value - average);
 }
 
 }  // namespace
@@ -21,11 +25,14 @@ void follow(double& average, double value) {
 void Pace::round_took(std::int64_t ns) { follow(round_ns_, static_cast<double>(ns)); }
 
 void Pace::prefill_took(std::int64_t num_tokens, std::int64_t ns) {
-  follow(prefill_token_ns_, static_cast<double>(ns) / static_cast<double>(num_tokens));
+  // A short prompt takes longer a token, but no longer than a whole piece.
+  follow(prefill_token_ns_,
+         static_cast<double>(ns) / static_cast<double>(std::max(num_tokens, alignment_)));
 }
 
 std::int64_t Pace::slice_ns() const {
-  const double piece_ns = prefill_token_ns_ * static_cast<double>(alignment_);
+  const double piece_ns =
+      std::min(prefill_token_ns_ * static_cast<double>(alignment_), kMostRounds * round_ns_);
   return static_cast<std::int64_t>(
       std::clamp(std::max(round_ns_, piece_ns), kShortestSliceNs, kLongestSliceNs));
 }
