@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plugins/common/error.h"
+#include "runtime/src/clock.h"
 #include "runtime/src/cuda_library.h"
 #include "runtime/src/request_checks.h"
 #include "runtime/src/token_records.h"
@@ -11,13 +12,9 @@
 namespace deltaflash {
 namespace {
 
+// Of pictures, when no stream waits: cancellations and new requests do.
+constexpr std::int64_t kIdleSliceNs = 50'000'000;
 constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
   if (config.device == "cuda") {
@@ -46,6 +43,7 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.num_forced = static_cast<std::int32_t>(request.forced_tokens.size());
   state.num_script = static_cast<std::int32_t>(request.draft_script.size());
   state.num_end_ids = static_cast<std::int32_t>(sequence.end_ids.size());
+  state.rope_delta = sequence.layout.rope_delta;
   std::copy(sequence.end_ids.begin(), sequence.end_ids.end(), state.end_ids);
   state.temperature = request.sampling.temperature;
   state.top_p = request.sampling.top_p;
@@ -99,8 +97,20 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
                    .history_limit = config_.ring_history,
                    .max_forced = config_.max_scripted_tokens,
                    // A prefill and a verify step an iteration, and the one being planned.
-                   .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1})},
+                   .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1}),
+                   .max_image_pixels = config_.max_image_pixels,
+                   .max_vision_tile = config_.max_vision_tile},
       make_device(config_), program);
+  if (VisionEncoder* encoder = runner_->vision()) {
+    vision_ = std::make_unique<VisionQueue>(*encoder, config_.encoder_cache_bytes);
+    const VisionConfig& vision = encoder->config();
+    engine_.has_vision = true;
+    engine_.image_token_id = vision.image_token_id;
+    engine_.image_factor = vision.factor();
+    engine_.min_image_pixels = vision.min_pixels;
+    engine_.max_image_pixels = std::min(config_.max_image_pixels, vision.max_pixels);
+    engine_.vision_bytes = encoder->reserved_bytes();
+  }
   scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
   load_.slots_total = config_.max_batch_size;
   load_.pages_total = num_pages;
@@ -124,6 +134,10 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
                                        .min_tokens = request.min_tokens};
   auto sequence = std::make_shared<Sequence>(0, std::move(request), vocabulary_, text_options);
   const Request& wanted = sequence->request;
+  if (vision_) {
+    sequence->layout =
+        lay_out_prompt(wanted.input_token_ids, wanted.images, runner_->vision()->config());
+  }
   const std::int64_t room = std::min(engine_.context_len - num_prompt, pool_room(num_prompt));
   sequence->max_tokens =
       std::min<std::int64_t>(wanted.max_tokens.value_or(config_.default_max_tokens), room);
@@ -251,7 +265,15 @@ void Executor::iterate() {
   take_inbox();
   end_overdue();
   admit();
-  const bool launched = launch(scheduler_->plan());
+  // Running streams come first: what else there is to do goes in slices between their rounds.
+  const bool paced = runner_->launch_waits() && scheduler_->has_verify();
+  const bool encodes = vision_ && !vision_->empty() &&
+                       (!paced || !scheduler_->has_prefill() || pace_.take_vision_turn());
+  const std::int64_t prefill_tokens = encodes ? 0 : pace_.prefill_tokens();
+  const bool launched = launch(paced ? scheduler_->plan(prefill_tokens) : scheduler_->plan());
+  if (encodes) {
+    encode(paced ? pace_.slice_ns() : kIdleSliceNs);
+  }
   const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
   while (in_flight_.size() > (launched ? allowed : 0)) {
     read_oldest();
@@ -280,6 +302,7 @@ void Executor::take_inbox() {
   }
   for (SequencePtr& sequence : arrived) {
     live_.emplace(sequence->id, sequence);
+    show_progress(*sequence, ProgressPhase::kQueued);
     scheduler_->enqueue(std::move(sequence));
   }
   for (const RequestId id : cancelled) {
@@ -319,6 +342,9 @@ void Executor::admit() {
                                     .forced = request.forced_tokens,
                                     .script = request.draft_script});
     sequence->stats.first_scheduled_ns = now_ns();
+    if (vision_) {
+      vision_->enqueue(sequence);
+    }
     const std::lock_guard lock(mutex_);
     num_waiting_tokens_ -= sequence->num_prompt_tokens();
   }
@@ -326,14 +352,23 @@ void Executor::admit() {
 
 bool Executor::launch(std::vector<ScheduledStep> steps) {
   for (const ScheduledStep& step : steps) {
+    const std::int64_t begin = now_ns();
     runner_->launch(step.plan);
+    const std::int64_t took = now_ns() - begin;
     for (std::size_t row = 0; row < step.rows.size(); ++row) {
       if (step.plan.prefill) {
-        ++step.rows[row]->stats.num_prefill_chunks;
+        RequestStats& stats = step.rows[row]->stats;
+        stats.prefill_start_ns = stats.num_prefill_chunks++ == 0 ? begin : stats.prefill_start_ns;
         current_.num_context_tokens += step.plan.rows[row].num_tokens;
+        prompt_launched(*step.rows[row]);
       } else {
         ++current_.num_generation_rows;
       }
+    }
+    if (step.plan.prefill) {
+      pace_.prefill_took(static_cast<std::int64_t>(step.plan.token_ids.size()), took);
+    } else {
+      pace_.round_took(took);
     }
   }
   if (steps.empty()) {
@@ -421,6 +456,9 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   request_stats.last_token_ns = now_ns();
   if (sequence->num_emitted == 0) {
     request_stats.first_token_ns = request_stats.last_token_ns;
+    if (sequence->request.return_progress) {
+      response.progress = Progress{.phase = ProgressPhase::kDecoding, .fraction = {}};
+    }
   }
   sequence->num_emitted += num_kept;
   current_.num_emitted_tokens += num_kept;
@@ -471,9 +509,13 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   response.stats = sequence->stats;
   response.context_logits = std::move(sequence->context_logits);
   response.generation_logits = std::move(sequence->generation_logits);
+  response.image_embeddings = std::move(sequence->image_embeddings);
   ++current_.num_completed;
   const bool was_waiting = sequence->stage == Stage::kQueued;
   scheduler_->finish(sequence);
+  if (vision_) {
+    vision_->remove(*sequence);
+  }
   live_.erase(sequence->id);
   {
     const std::lock_guard lock(mutex_);
@@ -532,8 +574,13 @@ void Executor::report() {
   } else if (!inbox_.empty()) {
     oldest_arrival_ns_ = inbox_.front()->stats.arrival_ns;
   }
+  if (vision_) {
+    load_.encoder_cache_bytes = vision_->cache().num_bytes();
+    load_.encoder_cache_hits = vision_->cache().num_hits();
+    load_.encoder_cache_misses = vision_->cache().num_misses();
+  }
   if (current_.num_context_tokens + current_.num_generation_rows + current_.num_emitted_tokens +
-          current_.num_completed ==
+          current_.num_completed + current_.vision_ns ==
       0) {
     return;  // woken for nothing, such as the cancel of an unknown id
   }

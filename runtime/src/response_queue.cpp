@@ -21,6 +21,9 @@ void merge(Response& earlier, Response&& later) {
   later.text = std::move(earlier.text);
   later.token_ids = std::move(earlier.token_ids);
   later.records = std::move(earlier.records);
+  if (!later.progress) {
+    later.progress = earlier.progress;
+  }
   earlier = std::move(later);
 }
 

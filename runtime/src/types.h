@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plugins/common/slot_table.h"
+#include "runtime/src/image.h"
 #include "runtime/src/repetition_guard.h"
 
 namespace deltaflash {
@@ -35,6 +36,7 @@ struct OutputConfig {
                                              // = no logprob and rank either
   bool return_context_logits = false;        // of every prompt token, on the final response
   bool return_generation_logits = false;     // of every emitted token, on the final response
+  bool return_image_embeddings = false;      // what the pictures became, on the final response
 };
 
 /// One call. Names follow the TensorRT-LLM Executor API where it has the thing.
@@ -48,8 +50,10 @@ struct Request {
   bool ignore_end_ids = false;
   std::vector<TokenId> stop_ids;  // end the text too, beside the end ids; kMaxEndIds together
   std::vector<std::string> stop_strings;
-  bool include_stop = false;                     // keep the stop string or stop id in the text
-  bool skip_special_tokens = true;               // leave special tokens out of the text
+  std::vector<Image> images;        // in the order of their runs of placeholders in input_token_ids
+  bool return_progress = false;     // responses say where the request is before its first token
+  bool include_stop = false;        // keep the stop string or stop id in the text
+  bool skip_special_tokens = true;  // leave special tokens out of the text
   std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
   std::string client_id;                         // for logs only
   // Ends with kRepetition; absent = off.
@@ -65,6 +69,9 @@ struct Request {
 struct RequestStats {
   std::int64_t arrival_ns = 0;
   std::int64_t first_scheduled_ns = 0;  // 0 if it never left the queue
+  std::int64_t vision_start_ns = 0;     // 0 without pictures; with a cache hit too
+  std::int64_t vision_end_ns = 0;
+  std::int64_t prefill_start_ns = 0;
   std::int64_t first_token_ns = 0;
   std::int64_t last_token_ns = 0;
   std::int64_t num_prefill_chunks = 0;
@@ -89,10 +96,18 @@ struct TokenRecord {
   std::vector<TokenCandidate> candidates;  // likeliest first
 };
 
-/// Rows of fp32 logits.
+/// Rows of fp32 logits, or of embeddings.
 struct LogitRows {
   std::int64_t num_rows = 0;
-  std::vector<float> values;  // [num_rows, vocab_size]
+  std::vector<float> values;  // [num_rows, vocab_size], or hidden_size
+};
+
+/// Where a request is.
+enum class ProgressPhase : std::uint8_t { kQueued, kEncoding, kPrefill, kDecoding };
+
+struct Progress {
+  ProgressPhase phase = ProgressPhase::kQueued;
+  std::optional<double> fraction;  // of the phase, 0 to 1; kEncoding and kPrefill have one
 };
 
 /// What became of a request since its last response. Exactly one final response comes for each
@@ -114,6 +129,8 @@ struct Response {
   RequestStats stats;
   LogitRows context_logits;
   LogitRows generation_logits;
+  LogitRows image_embeddings;
+  std::optional<Progress> progress;  // if asked for, when it changed
 };
 
 struct ExecutorConfig {
@@ -131,9 +148,12 @@ struct ExecutorConfig {
   std::int32_t max_rounds_in_flight = 1;  // rounds launched but not read, 1 or 2
   std::int32_t num_threads = 0;           // CPU backend; 0 = all cores
   std::int32_t iter_stats_max_iterations = 1000;
-  std::int32_t max_scripted_tokens = 0;    // > 0 turns the test hooks on
-  std::int32_t ring_history = 0;           // L of the flush rule; 0 = absorb at start
-  std::int32_t max_admission_passes = 16;  // requests that may pass one that does not fit
+  std::int32_t max_scripted_tokens = 0;     // > 0 turns the test hooks on
+  std::int32_t ring_history = 0;            // L of the flush rule; 0 = absorb at start
+  std::int32_t max_admission_passes = 16;   // requests that may pass one that does not fit
+  std::int64_t max_image_pixels = 4 << 20;  // of one picture; the engine's limit holds as well
+  std::int64_t encoder_cache_bytes = 0;     // for encoded pictures with a digest; 0 = off
+  std::int32_t max_vision_tile = 384;  // patches that go through a stage of the encoder together
 };
 
 /// One iteration of the loop.
@@ -151,6 +171,7 @@ struct IterationStats {
   std::int64_t num_completed = 0;
   std::int64_t pages_used = 0;
   std::int64_t slots_used = 0;
+  std::int64_t vision_ns = 0;  // of latency_ns, spent on pictures
 };
 
 struct LoadReport {
@@ -162,8 +183,11 @@ struct LoadReport {
   std::int64_t pages_used = 0;
   std::int64_t pages_total = 0;
   std::int64_t page_size = 0;
-  std::int64_t silence_ns = 0;        // since the loop last finished an iteration; 0 when idle
-  std::int64_t oldest_queued_ns = 0;  // age of the oldest waiting request; 0 when none waits
+  std::int64_t silence_ns = 0;            // since the loop last finished an iteration; 0 when idle
+  std::int64_t oldest_queued_ns = 0;      // age of the oldest waiting request; 0 when none waits
+  std::int64_t encoder_cache_bytes = 0;   // held
+  std::int64_t encoder_cache_hits = 0;    // pictures since the start
+  std::int64_t encoder_cache_misses = 0;  // of those with a digest, while the cache is on
 };
 
 }  // namespace deltaflash
