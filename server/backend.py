@@ -7,7 +7,10 @@ method but `close` is called on that loop and returns without blocking.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from server.images import PreparedImage
 
 
 class EndCause(enum.Enum):
@@ -95,7 +98,12 @@ class EngineInfo:
         max_logit_biases: Most biased tokens of one request.
         max_draft_tokens: Most draft tokens in one round, 0 without a drafter.
         has_vision: True when the engine has a vision encoder.
+        min_image_pixels: Smallest picture after resizing, pixels, 0 without vision.
         max_image_pixels: Largest picture after resizing, pixels, 0 without vision.
+        image_factor: Sides of a resized picture are multiples of it, pixels; a square of it is one
+            token.
+        image_token_id: The token that stands for a square of a picture; one of
+            placeholder_token_ids.
     """
 
     name: str
@@ -115,7 +123,10 @@ class EngineInfo:
     max_logit_biases: int = 0
     max_draft_tokens: int = 0
     has_vision: bool = False
+    min_image_pixels: int = 0
     max_image_pixels: int = 0
+    image_factor: int = 32
+    image_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,8 @@ class GenerationRequest:
 
     Attributes:
         request_id: Name in logs, not longer than 128 characters.
-        prompt_ids: The prompt, 1 to context_len - 1 tokens.
+        prompt_ids: The prompt, 1 to context_len - 1 tokens; one placeholder for each token of each
+            picture.
         max_tokens: Most tokens to generate; prompt and answer fit into the context.
         sampling: How tokens are chosen.
         stop_strings: Texts that end the answer.
@@ -162,6 +174,8 @@ class GenerationRequest:
         skip_special_tokens: Special tokens leave no text.
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
         min_tokens: No end token and no stop ends the answer before, 0 to max_tokens.
+        images: The pictures in the order of their placeholders.
+        report_progress: Events say where the request stands.
     """
 
     request_id: str
@@ -175,6 +189,8 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     allotted_time_ms: int | None = None
     min_tokens: int = 0
+    images: tuple["PreparedImage", ...] = ()
+    report_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +199,9 @@ class GenerationStats:
 
     arrival_ns: int | None = None
     first_scheduled_ns: int | None = None
+    vision_start_ns: int | None = None
+    vision_end_ns: int | None = None
+    prefill_start_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     num_steps: int = 0
@@ -210,6 +229,23 @@ class Finished:
     stop_string: str | None = None
 
 
+class ProgressPhase(enum.Enum):
+    """What the engine does for a request, in this order; a phase may be left out."""
+
+    QUEUED = enum.auto()
+    ENCODING = enum.auto()
+    PREFILL = enum.auto()
+    DECODING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a request stands: its phase, and the part of it that is done, 0 to 1, if known."""
+
+    phase: ProgressPhase
+    fraction: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """What came since the last event: text and tokens, and with the last one the end.
@@ -218,11 +254,13 @@ class TokenEvent:
         text: New text, whole characters.
         token_ids: New tokens.
         finished: Set in the last event.
+        progress: Where the request stands, the newest news of it, if it was asked for.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finished: Finished | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

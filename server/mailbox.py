@@ -3,17 +3,26 @@
 import asyncio
 from collections.abc import Callable
 
-from server.backend import Finished, TokenEvent
+from server.backend import Finished, Progress, TokenEvent
 
 
 class Mailbox:
     """A `Generation` that a backend fills on the event loop, once for each engine step.
 
     A reader that is late finds its pending events merged into one, so that what waits for it is
-    one text and not a queue of messages.
+    one text, with the newest progress, and not a queue of messages.
     """
 
-    __slots__ = ("_closed", "_error", "_finished", "_on_cancel", "_text", "_token_ids", "_waiter")
+    __slots__ = (
+        "_closed",
+        "_error",
+        "_finished",
+        "_on_cancel",
+        "_progress",
+        "_text",
+        "_token_ids",
+        "_waiter",
+    )
 
     def __init__(self, on_cancel: Callable[[], None]) -> None:
         """Takes the way to the engine.
@@ -25,6 +34,7 @@ class Mailbox:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._finished: Finished | None = None
+        self._progress: Progress | None = None
         self._error: Exception | None = None
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -42,6 +52,7 @@ class Mailbox:
         if event.text:
             self._text.append(event.text)
         self._token_ids.extend(event.token_ids)
+        self._progress = event.progress or self._progress
         self._finished = self._finished or event.finished
         self._wake()
 
@@ -70,19 +81,24 @@ class Mailbox:
         Raises:
             EngineLostError: The backend failed the generation.
         """
-        while not (self._text or self._token_ids or self._finished or self._error):
+        while not (self._has_news() or self._error):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        pending = self._text or self._token_ids or self._finished
-        if self._error is not None and not pending:
+        if self._error is not None and not self._has_news():
             raise self._error
-        event = TokenEvent("".join(self._text), tuple(self._token_ids), self._finished)
+        event = TokenEvent(
+            "".join(self._text), tuple(self._token_ids), self._finished, self._progress
+        )
         self._text.clear()
         self._token_ids.clear()
+        self._progress = None
         return event
+
+    def _has_news(self) -> bool:
+        return bool(self._text or self._token_ids or self._finished or self._progress)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
