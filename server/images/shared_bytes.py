@@ -1,0 +1,71 @@
+"""Bytes in shared memory, handed from process to process as a file descriptor."""
+
+import asyncio
+import fcntl
+import mmap
+import os
+from typing import Self
+
+# Below this many bytes a copy is quicker than the way to a thread and back.
+MAX_INLINE_BYTES = 1 << 18
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class SharedBytes:
+    """An anonymous file in memory that nobody can change any more. It owns its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes over a descriptor of `memfd_create` and seals it.
+
+        Raises:
+            OSError: The descriptor is of another kind, or somebody may still write through a map.
+        """
+        self.fd = fd
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            self.size = os.fstat(fd).st_size
+        except OSError:
+            self.close()
+            raise
+
+    @classmethod
+    def write(cls, data: bytes | memoryview) -> Self:
+        """Copies bytes into a new file.
+
+        Raises:
+            OSError: There is no memory or no descriptor left.
+        """
+        fd = os.memfd_create("deltaflash", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        except OSError:
+            os.close(fd)
+            raise
+        return cls(fd)
+
+    @classmethod
+    async def write_off_loop(cls, data: bytes) -> Self:
+        """Copies bytes into a new file without holding up the event loop."""
+        if len(data) <= MAX_INLINE_BYTES:
+            return cls.write(data)
+        return await asyncio.to_thread(cls.write, data)
+
+    def read(self) -> bytes:
+        """Returns a copy of all bytes."""
+        return os.pread(self.fd, self.size, 0)
+
+    def map(self) -> mmap.mmap:
+        """Returns the bytes as they are; the map outlives this object."""
+        return mmap.mmap(self.fd, self.size, prot=mmap.PROT_READ)
+
+    def close(self) -> None:
+        """Gives the descriptor back; a second call does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        """Closes what nobody closed."""
+        self.close()
