@@ -1,8 +1,10 @@
 """Configuration of a server, made at start-up and handed down."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from server.images.limits import ImageLimits
 
 MIB = 1024 * 1024
 MAX_TIME_S = 1e9
@@ -73,6 +75,12 @@ class ServerConfig:
         tokenizer_threads: Threads for long prompts.
         max_stop_strings: Most stop strings of one request.
         max_stop_string_bytes: Longest stop string, bytes of UTF-8.
+        images: What pictures and documents may be.
+        decode_workers: Processes that decode pictures and render pages.
+        max_images: Most pictures of one chat.
+        max_parallel_pages: Most pages of one document in the engine at once; one seat is always
+            left to others.
+        max_held_image_bytes: Memory for the pictures of all requests, as sent and decoded.
         log_level: Level of the root logger.
         ready_file: File that gets the address once the server serves.
     """
@@ -89,6 +97,11 @@ class ServerConfig:
     tokenizer_threads: int = 2
     max_stop_strings: int = 16
     max_stop_string_bytes: int = 256
+    images: ImageLimits = field(default_factory=ImageLimits)
+    decode_workers: int = 1
+    max_images: int = 16
+    max_parallel_pages: int = 4
+    max_held_image_bytes: int = 1024 * MIB
     log_level: str = "INFO"
     ready_file: Path | None = None
 
@@ -98,7 +111,13 @@ class ServerConfig:
             raise ValueError(f"port: expected 0 to 65535, got {self.port}")
         for name in ("max_message_bytes", "tokenizer_threads", "max_stop_string_bytes"):
             _require(name, getattr(self, name), 1)
-        for name in ("min_keepalive_ms", "retry_delay_ms", "max_stop_strings"):
+        _require("decode_workers", self.decode_workers, 1, most=64)
+        _require("max_parallel_pages", self.max_parallel_pages, 1, most=64)
+        _require("max_held_image_bytes", self.max_held_image_bytes, 1, most=2**53)
+        for name in ("max_bytes", "max_pixels", "max_document_bytes", "max_pages", "memory_bytes"):
+            _require(f"images.{name}", getattr(self.images, name), 1, most=2**53)
+        _require_time("images.decode_timeout_s", self.images.decode_timeout_s)
+        for name in ("min_keepalive_ms", "retry_delay_ms", "max_stop_strings", "max_images"):
             _require(name, getattr(self, name), 0)
         if self.max_message_bytes > 2**31 - 1 - MIB:
             raise ValueError(f"max_message_bytes: at most 2046 MiB, got {self.max_message_bytes}")

@@ -3,8 +3,16 @@
 import time
 from dataclasses import dataclass
 
-from deltaflash.v1 import generation_pb2, inference_pb2
-from server.backend import EndCause, Finished, GenerationRequest, GenerationStats
+from deltaflash.v1 import generation_pb2
+from server.backend import (
+    EndCause,
+    EngineInfo,
+    Finished,
+    GenerationRequest,
+    GenerationStats,
+    Progress,
+    ProgressPhase,
+)
 
 _Reason = generation_pb2.FinishReason
 REASONS = {
@@ -14,6 +22,15 @@ REASONS = {
     EndCause.CANCELLED: _Reason.FINISH_REASON_CANCELLED,
     EndCause.TIMED_OUT: _Reason.FINISH_REASON_DEADLINE,
 }
+_Phase = generation_pb2.ProgressPhase
+PHASES = {
+    ProgressPhase.QUEUED: _Phase.PROGRESS_PHASE_QUEUED,
+    ProgressPhase.ENCODING: _Phase.PROGRESS_PHASE_ENCODING,
+    ProgressPhase.PREFILL: _Phase.PROGRESS_PHASE_PREFILL,
+    ProgressPhase.DECODING: _Phase.PROGRESS_PHASE_DECODING,
+}
+PREPROCESSING = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_PREPROCESSING)
+QUEUED = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_QUEUED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +41,32 @@ class Arrival:
     prepared_ns: int
 
 
-def started_event(request: GenerationRequest, model: str) -> inference_pb2.GenerateResponse:
+def started_event(request: GenerationRequest, info: EngineInfo) -> generation_pb2.Started:
     """Returns the Started event of an accepted request."""
     sampling = request.sampling
-    return inference_pb2.GenerateResponse(
-        started=generation_pb2.Started(
-            request_id=request.request_id,
-            model=model,
-            prompt_tokens=len(request.prompt_ids),
-            max_tokens=request.max_tokens,
-            seed=sampling.seed if sampling.temperature > 0 else None,
-        )
+    return generation_pb2.Started(
+        request_id=request.request_id,
+        model=info.name,
+        prompt_tokens=len(request.prompt_ids),
+        image_tokens=request.prompt_ids.count(info.image_token_id),
+        max_tokens=request.max_tokens,
+        seed=sampling.seed if sampling.temperature > 0 else None,
     )
 
 
-def delta_event(text: str) -> inference_pb2.GenerateResponse:
+def progress_event(progress: Progress) -> generation_pb2.Progress:
+    """Returns a Progress event."""
+    return generation_pb2.Progress(phase=PHASES[progress.phase], fraction=progress.fraction)
+
+
+def delta_event(text: str) -> generation_pb2.Delta:
     """Returns a Delta event."""
-    return inference_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text))
+    return generation_pb2.Delta(text=text)
 
 
 def finished_event(
-    request: GenerationRequest, finished: Finished, arrival: Arrival
-) -> inference_pb2.GenerateResponse:
+    request: GenerationRequest, finished: Finished, arrival: Arrival, info: EngineInfo
+) -> generation_pb2.Finished:
     """Returns the Finished event of a request."""
     match: generation_pb2.StopMatch | None = None
     if finished.stop_string is not None:
@@ -56,17 +77,16 @@ def finished_event(
         else:
             match = generation_pb2.StopMatch(end_token_id=finished.end_token_id)
     num_prompt, num_completion = len(request.prompt_ids), finished.num_completion_tokens
-    return inference_pb2.GenerateResponse(
-        finished=generation_pb2.Finished(
-            finish_reason=REASONS[finished.cause],
-            stop_match=match,
-            usage=generation_pb2.Usage(
-                prompt_tokens=num_prompt,
-                completion_tokens=num_completion,
-                total_tokens=num_prompt + num_completion,
-            ),
-            stats=stats_message(finished.stats, arrival),
-        )
+    return generation_pb2.Finished(
+        finish_reason=REASONS[finished.cause],
+        stop_match=match,
+        usage=generation_pb2.Usage(
+            prompt_tokens=num_prompt,
+            image_tokens=request.prompt_ids.count(info.image_token_id),
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+        ),
+        stats=stats_message(finished.stats, arrival),
     )
 
 
@@ -81,7 +101,8 @@ def stats_message(stats: GenerationStats, arrival: Arrival) -> generation_pb2.Re
         accepted_tokens=stats.num_accepted,
         queue_us=_us(arrival.prepared_ns, scheduled_ns),
         preprocess_us=_us(arrival.arrived_ns, arrival.prepared_ns),
-        prefill_us=_us(stats.first_scheduled_ns, stats.first_token_ns),
+        vision_us=_us(stats.vision_start_ns, stats.vision_end_ns),
+        prefill_us=_us(stats.prefill_start_ns or stats.first_scheduled_ns, stats.first_token_ns),
         decode_us=_us(stats.first_token_ns, stats.last_token_ns),
         total_us=_us(arrival.arrived_ns, now_ns),
     )
