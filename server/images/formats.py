@@ -186,7 +186,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
             raise _invalid(f"the JPEG file has no marker at byte {at}")
         marker = data[at + 1]
         at += 1 if marker == 0xFF else 2  # a fill byte before a marker
-        if marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8:
+        if marker in {0x01, 0xFF} or 0xD0 <= marker <= 0xD8:
             continue
         if marker in {0xD9, 0xDA}:
             raise _invalid("the JPEG file has no frame header before its first scan")

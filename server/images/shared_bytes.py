@@ -52,6 +52,11 @@ class SharedBytes:
             return cls.write(data)
         return await asyncio.to_thread(cls.write, data)
 
+    def check_open(self) -> None:
+        """Raises ValueError after `close`."""
+        if self.fd < 0:
+            raise ValueError("the bytes were given back")
+
     def read(self) -> bytes:
         """Returns a copy of all bytes."""
         return os.pread(self.fd, self.size, 0)
