@@ -4,7 +4,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -92,12 +92,12 @@ class Answer:
         self._num_events = 0
 
     async def prepare(
-        self, work: Coroutine[Any, Any, Sequence[PreparedImage]]
+        self, decode: Callable[[], Coroutine[Any, Any, Sequence[PreparedImage]]]
     ) -> Sequence[PreparedImage] | None:
         """Waits for the pictures of the request.
 
         Args:
-            work: Decodes them.
+            decode: Decodes them.
 
         Returns:
             The pictures; None when the request was cancelled first.
@@ -106,7 +106,7 @@ class Answer:
             ImageRefusedError: A picture is at fault.
         """
         await self._write_progress(PREPROCESSING)
-        images = await self._live.until_cancelled(work)
+        images = await self._live.until_cancelled(decode())
         self._prepared_ns = time.monotonic_ns()
         await self._write_progress(QUEUED)
         return images

@@ -159,8 +159,11 @@ class DocumentReader:
         draft: GenerationRequest,
         prompt_ids: tuple[int, ...],
     ) -> generation_pb2.Finished:
+        async def prepare() -> list[PreparedImage]:
+            return [await self._pages.prepare(index)]
+
         answer = Answer(self._scope, live, writer, time.monotonic_ns())
-        images = await answer.prepare(self._prepare(index))
+        images = await answer.prepare(prepare)
         if images is None:
             return await answer.run(draft, prompt_ids, None, is_page=True)
         has_turn = await live.until_cancelled(self._turn.acquire())
@@ -169,9 +172,6 @@ class DocumentReader:
         finally:
             if has_turn:
                 self._turn.release()
-
-    async def _prepare(self, index: int) -> list[PreparedImage]:
-        return [await self._pages.prepare(index)]
 
     def _count(self, finished: generation_pb2.Finished) -> None:
         self._finished.num_pages += 1

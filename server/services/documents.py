@@ -21,7 +21,7 @@ from server.service_context import Engine, ServiceContext
 from server.services.answer import Answer, CallScope, check_options
 from server.services.call import CallContext, call
 from server.services.document import DocumentReader, Pages
-from server.services.pictures import check_picture, decoded_bytes
+from server.services.pictures import check_picture, check_room, decoded_bytes, num_squares
 from server.services.writer import CallLine, EventWriter
 from server.validation import (
     Findings,
@@ -85,12 +85,13 @@ class DocumentsServicer(documents_pb2_grpc.DocumentsServiceServicer):
             EventWriter(scope.line, documents_pb2.ParsePageResponse) as writer,
         ):
             prompt_ids = await engine.prompts.encode_page(order.instruction, info)
+            check_room(len(prompt_ids) - 1, num_squares(order.size, picture.header), info)
             answer = Answer(scope, live, writer, arrived_ns)
 
             async def prepare() -> list[PreparedImage]:
                 return [await picture.prepare(pool, order.size)]
 
-            images = await answer.prepare(prepare())
+            images = await answer.prepare(prepare)
             await answer.run(order.draft, prompt_ids, images, is_page=True)
 
     @call

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from deltaflash.v1 import inference_pb2, inference_pb2_grpc
 from server.backend import EngineInfo, GenerationRequest
@@ -11,8 +12,10 @@ from server.services.answer import Answer, CallScope, check_options
 from server.services.call import CallContext, call
 from server.services.pictures import (
     check_chat_pictures,
+    check_room,
     decoded_bytes,
     default_size,
+    num_squares,
     prepare_all,
 )
 from server.services.writer import CallLine, EventWriter
@@ -62,8 +65,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if not pictures:
                 await answer.run(draft, prompt_ids)
                 return
-            pool = self.context.require_pool("chat")
-            images = await answer.prepare(prepare_all(pictures, pool, default_size(info)))
+            pool, size = self.context.require_pool("chat"), default_size(info)
+            num_image_tokens = sum(num_squares(size, picture.header) for picture in pictures)
+            check_room(len(prompt_ids) - len(pictures), num_image_tokens, info)
+            images = await answer.prepare(partial(prepare_all, pictures, pool, size))
             await answer.run(replace(draft, report_progress=True), prompt_ids, images)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from deltaflash.v1 import documents_pb2, generation_pb2, inference_pb2
 from server.backend import EngineInfo
 from server.config import ServerConfig
+from server.errors import PromptTooLongError
 from server.images import (
     DecodePool,
     ImageHeader,
@@ -16,6 +17,7 @@ from server.images import (
     RefusalReason,
     check_header,
 )
+from server.images.resize import smart_resize
 
 BYTES_PER_PIXEL = 3
 COPIES = 2
@@ -112,15 +114,35 @@ def default_size(info: EngineInfo) -> ImageSize:
 
 def decoded_bytes(size: ImageSize, header: ImageHeader | None) -> int:
     """Returns what a picture takes at most once it is decoded; None for one of unknown size."""
-    num_pixels = size.max_pixels
-    if header is not None:
-        grown = (header.width + size.factor) * (header.height + size.factor)
-        num_pixels = min(num_pixels, max(size.min_pixels, grown))
-    return COPIES * BYTES_PER_PIXEL * num_pixels
+    return COPIES * BYTES_PER_PIXEL * num_squares(size, header) * size.factor**2
+
+
+def num_squares(size: ImageSize, header: ImageHeader | None) -> int:
+    """Returns how many tokens of the prompt a picture will be; None for the largest."""
+    if header is None:
+        return size.max_pixels // size.factor**2
+    # Whether EXIF turns it or not: width and height go in alike.
+    height, width = smart_resize(header.height, header.width, size)
+    return height * width // size.factor**2
+
+
+def check_room(num_text_tokens: int, num_image_tokens: int, info: EngineInfo) -> None:
+    """Refuses pictures that the context cannot hold, before they are decoded.
+
+    Args:
+        num_text_tokens: Length of the prompt without them.
+        num_image_tokens: What they will be.
+        info: What is loaded.
+
+    Raises:
+        PromptTooLongError: They leave no room.
+    """
+    if num_text_tokens + num_image_tokens > info.context_len - 1:
+        raise PromptTooLongError(num_text_tokens + num_image_tokens, info.context_len - 1)
 
 
 def image_tokens(images: Sequence[PreparedImage], info: EngineInfo) -> list[int]:
-    """Returns how many tokens of the prompt each picture is."""
+    """Returns how many tokens of the prompt each decoded picture is."""
     square = info.image_factor**2
     return [image.pixels.shape[0] * image.pixels.shape[1] // square for image in images]
 
