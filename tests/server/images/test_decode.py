@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,16 +28,16 @@ def decoded(data: bytes, limits: ImageLimits = LIMITS) -> np.ndarray:
     return np.asarray(decode(data, check_header(data, limits).format, limits))
 
 
-def saved(picture: Image.Image, image_format: str, **options: Any) -> bytes:
+def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
     out = io.BytesIO()
     picture.save(out, image_format, **options)
     return out.getvalue()
 
 
-def tiff(samples: np.ndarray, **tags: Any) -> bytes:
+def tiff(samples: np.ndarray, **tags: tuple[int, int]) -> bytes:
     """Writes a TIFF of one strip without compression: any sample format and photometric."""
     height, width = samples.shape[:2]
-    entries = {
+    entries: dict[int, tuple[int, int]] = {
         256: (4, width),
         257: (4, height),
         258: (3, samples.dtype.itemsize * 8),
