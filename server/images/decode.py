@@ -20,6 +20,7 @@ from PIL import (
     JpegImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
+    UnidentifiedImageError,
     WebPImagePlugin,
 )
 
@@ -67,15 +68,35 @@ def decode(data: bytes, image_format: ImageFormat, limits: ImageLimits) -> Image
     """
     if image_format is ImageFormat.PNG:
         _check_png(data)
-    # Guards the places where Pillow sees a size before it can be asked for it.
-    Image.MAX_IMAGE_PIXELS = limits.max_pixels
-    with Image.open(io.BytesIO(data), formats=[image_format.value]) as picture:
+    with _open(data, image_format, limits) as picture:
         check_size(picture.width, picture.height, limits)
         picture.load()
         check_size(picture.width, picture.height, limits)
         orientation = _orientation(picture)
         rgb = _to_rgb(picture)
     return rgb.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else rgb
+
+
+def _open(data: bytes, image_format: ImageFormat, limits: ImageLimits) -> Image.Image:
+    """Opens a file, which reads what comes before its pixels."""
+    # Guards the places where Pillow sees a size before it can be asked for it.
+    Image.MAX_IMAGE_PIXELS = limits.max_pixels
+    try:
+        return Image.open(io.BytesIO(data), formats=[image_format.value])
+    except Image.DecompressionBombError:
+        limit = str(limits.max_pixels)
+        raise ImageRefusedError(
+            RefusalReason.TOO_LARGE,
+            f"the {image_format.value} file has a frame far larger than its header says; "
+            f"the limit is {limit} pixels",
+            {"value": f"over {limit}", "limit": limit},
+        ) from None
+    except UnidentifiedImageError:
+        raise ImageRefusedError(
+            RefusalReason.INVALID,
+            f"the {image_format.value} file of {len(data)} bytes is damaged or cut short: what "
+            "follows its size cannot be read",
+        ) from None
 
 
 def _check_png(data: bytes) -> None:

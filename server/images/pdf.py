@@ -22,17 +22,16 @@ def open_document(data: bytes) -> Iterator[pypdfium2.PdfDocument]:
     Raises:
         ImageRefusedError: It is no PDF, is broken, needs a password or has no page.
     """
-    try:
-        document = pypdfium2.PdfDocument(data)
-    except pypdfium2.PdfiumError as error:
-        if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
-            raise _refusal(
-                "the PDF is encrypted; needed is one that opens without a password"
-            ) from None
+    # Not by the binding's own way, which takes a document without pages for an error of before.
+    handle = pypdfium2.raw.FPDF_LoadMemDocument64(data, len(data), None)
+    if not handle:
+        if pypdfium2.raw.FPDF_GetLastError() == pypdfium2.raw.FPDF_ERR_PASSWORD:
+            raise _refusal("the PDF is encrypted; needed is one that opens without a password")
         raise _refusal(
             f"the PDF of {len(data)} bytes, starting with {data[:8].hex(' ')}, cannot be opened: "
-            f"{error}"
-        ) from None
+            "it is damaged or cut short"
+        )
+    document = pypdfium2.PdfDocument(handle)
     try:
         if len(document) < 1:
             raise _refusal("the PDF has no page; needed is at least 1")

@@ -40,6 +40,11 @@ class DecodePool:
         self._starts: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run or start."""
+        return [worker.pid for worker in self._workers]
+
     async def start(self) -> None:
         """Starts the workers and waits until they are ready.
 
@@ -75,7 +80,7 @@ class DecodePool:
         job = {"kind": "image", "format": header.format.value, "size": asdict(size)}
         what = f"the {_describe(header)}"
         answer, pixels = await self._run(job, data, RefusalReason.INVALID, what)
-        return _prepared(answer, pixels, size)
+        return await _prepared(answer, pixels, size)
 
     async def open_pdf(
         self, data: bytes, first_page: int = 0, num_pages: int | None = None
@@ -100,7 +105,7 @@ class DecodePool:
             total = int(answer["num_pages"])
             indices = _page_range(total, first_page, num_pages, self.limits)
         except BaseException:
-            kept.close()
+            kept.close_off_loop()
             raise
         return PdfInfo(total, indices, kept)
 
@@ -129,7 +134,7 @@ class DecodePool:
         except ImageRefusedError as error:
             error.metadata["page_index"] = str(index)
             raise
-        return _prepared(answer, pixels, size)
+        return await _prepared(answer, pixels, size)
 
     async def _run(
         self, job: dict[str, Any], data: bytes | SharedBytes, reason: RefusalReason, what: str
@@ -172,7 +177,7 @@ class DecodePool:
         finally:
             self._give_back(worker)
             if copied is not None:
-                copied.close()
+                copied.close_off_loop()
         match answer:
             case {"refused": [reason_name, text, facts]}:
                 raise ImageRefusedError(RefusalReason(reason_name), text, facts)
@@ -205,10 +210,11 @@ class DecodePool:
         while not self._closed.is_set():
             try:
                 await self._add_worker()
-            except (DecoderLostError, OSError):
-                log.exception(
-                    "a decode worker does not start, tried again in %g s", RESTART_DELAY_S
-                )
+            except (DecoderLostError, OSError) as error:
+                if not self._closed.is_set():
+                    log.error("%s; tried again in %g s", error, RESTART_DELAY_S)  # noqa: TRY400
+            else:
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), RESTART_DELAY_S)
 
@@ -231,8 +237,13 @@ def _describe(header: ImageHeader) -> str:
     return f"{header.format.value} image of {header.width} x {header.height} pixels"
 
 
-def _prepared(answer: dict[str, Any], pixels: SharedBytes | None, size: ImageSize) -> PreparedImage:
-    """Makes the picture of an answer; nothing is copied.
+async def _prepared(
+    answer: dict[str, Any], pixels: SharedBytes | None, size: ImageSize
+) -> PreparedImage:
+    """Makes the picture of an answer.
+
+    The pixels are copied once, in a thread: pages of shared memory would be mapped one by one when
+    they are first read, on the event loop.
 
     Raises:
         DecoderLostError: The answer is no picture.
@@ -249,14 +260,9 @@ def _prepared(answer: dict[str, Any], pixels: SharedBytes | None, size: ImageSiz
         } if pixels and pixels.size == 3 * width * height:
             factor = size.factor
             if min(width, height) >= factor and width % factor == height % factor == 0:
-                flat = np.frombuffer(pixels.map(), np.uint8)
-                pixels.close()
-                return PreparedImage(
-                    flat.reshape(height, width, 3),
-                    source_width,
-                    source_height,
-                    bytes.fromhex(digest),
-                )
+                copy = np.empty((height, width, 3), np.uint8)
+                await asyncio.to_thread(pixels.move_into, copy.data.cast("B"))
+                return PreparedImage(copy, source_width, source_height, bytes.fromhex(digest))
     raise DecoderLostError(f"a decode worker answered {str(answer)[:200]}")
 
 

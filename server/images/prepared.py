@@ -13,8 +13,8 @@ class PreparedImage:
     """A picture as the model reads it, before normalisation.
 
     Attributes:
-        pixels: uint8 [height, width, 3], RGB, C-contiguous, read-only; height and width are
-            multiples of ImageSize.factor.
+        pixels: uint8 [height, width, 3], RGB, C-contiguous; height and width are multiples of
+            ImageSize.factor.
         source_width: Width of the upright picture as sent or rendered, pixels.
         source_height: Height of the upright picture as sent or rendered, pixels.
         digest: sha256 of the shape and the pixels: equal for pictures that the model cannot tell
@@ -44,5 +44,5 @@ class PdfInfo:
     data: SharedBytes
 
     def close(self) -> None:
-        """Frees the bytes; pages can be prepared no more."""
-        self.data.close()
+        """Frees the bytes; pages can be prepared no more. Belongs to the event loop."""
+        self.data.close_off_loop()

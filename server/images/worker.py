@@ -1,9 +1,9 @@
 """The child's side: one process that decodes what it is sent, within limits.
 
 Run as `python -m server.images.worker FD LIMITS`, where FD is a SOCK_SEQPACKET socket and LIMITS
-the fields of ImageLimits as JSON. A message is a JSON object and a descriptor of the file's bytes; the
-answer is another, with a descriptor of the pixels if there are any. Whatever goes wrong inside a
-codec, the parent reads JSON and bytes, nothing that could run.
+the fields of ImageLimits as JSON. A message is a JSON object and a descriptor of the file's bytes;
+the answer is another, with a descriptor of the pixels if there are any. Whatever goes wrong inside
+a codec, the parent reads JSON and bytes, nothing that could run.
 
 The process ends when the socket does. Signals of a terminal or a supervisor are for the parent.
 """

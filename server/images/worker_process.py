@@ -55,6 +55,8 @@ class WorkerProcess:
         """
         self.num_jobs = 0
         self.usable = True
+        # Held while somebody waits for an answer: the socket may not be closed under it.
+        self._busy = asyncio.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
@@ -90,7 +92,8 @@ class WorkerProcess:
             DecoderLostError: It did not get so far; stderr has its reason.
             TimeoutError: It takes too long.
         """
-        await self._receive(START_TIMEOUT_S)
+        async with self._busy:
+            await self._receive(START_TIMEOUT_S)
 
     async def do(
         self, job: dict[str, Any], payload: SharedBytes, timeout_s: float
@@ -104,20 +107,20 @@ class WorkerProcess:
             asyncio.CancelledError: The process was killed.
         """
         self.num_jobs += 1
-        try:
-            socket.send_fds(self._channel, [json.dumps(job).encode()], [payload.fd])
-        except OSError:
-            self.usable = False
-            raise await self._how_it_ended() from None
-        return await self._receive(timeout_s)
+        async with self._busy:
+            try:
+                socket.send_fds(self._channel, [json.dumps(job).encode()], [payload.fd])
+            except OSError:
+                self.usable = False
+                raise await self._how_it_ended() from None
+            return await self._receive(timeout_s)
 
-    async def end(self) -> int:
-        """Kills the process and waits for it; returns its exit status as `subprocess` does."""
+    async def end(self) -> None:
+        """Kills the process, waits for it and closes the socket; a job that runs fails first."""
         self.usable = False
-        self.kill()
-        status = await asyncio.to_thread(self._process.wait)
-        self._channel.close()
-        return status
+        await self._reap()
+        async with self._busy:
+            self._channel.close()
 
     def kill(self) -> None:
         """Kills the process if it runs."""
@@ -148,6 +151,11 @@ class WorkerProcess:
             raise DecoderLostError(f"a decode worker answered {text[:100]!r}") from error
         return answer, pixels
 
+    async def _reap(self) -> int:
+        """Kills the process and waits for it; returns its exit status as `subprocess` does."""
+        self.kill()
+        return await asyncio.to_thread(self._process.wait)
+
     async def _readable(self) -> None:
         """Waits until there is an answer, or the end of the stream."""
         loop = asyncio.get_running_loop()
@@ -166,7 +174,7 @@ class WorkerProcess:
 
     async def _how_it_ended(self) -> Exception:
         """Returns what became of a process that closed its socket."""
-        status = await self.end()
+        status = await self._reap()
         if -status in FILE_SIGNALS:
             return WorkerCrashedError(signal.Signals(-status).name)
         return DecoderLostError(
