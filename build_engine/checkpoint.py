@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from build_engine.errors import CheckpointError
@@ -16,6 +16,8 @@ INDEX = "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32")
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+VISION_PREFIX = "model.visual."
+MTP_PREFIX = "mtp."
 _TEXT_PREFIXES = ("model.language_model.", "model.")
 _DOWNLOAD = "download the checkpoint again"
 _SHOWN = 8  # names in a message
@@ -29,10 +31,10 @@ class Checkpoint:
 
     Attributes:
         path: The directory.
-        config: The model.
+        config: The model; without `vision` where the encoder's weights are not there.
         files: The weight files by name.
-        text: Text tensors: the name without prefix (`layers.0.mlp.up_proj.weight`,
-            `lm_head.weight`) to the name in the checkpoint.
+        names: Tensors of the engine: the name without prefix (`layers.0.mlp.up_proj.weight`,
+            `lm_head.weight`, `visual.merger.norm.bias`) to the name in the checkpoint.
         dropped: Group to prefix and tensors that the engine leaves out.
         notes: What a reader of the build log should know.
     """
@@ -40,24 +42,24 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     files: Mapping[str, SafetensorsFile]
-    text: Mapping[str, str]
+    names: Mapping[str, str]
     dropped: Mapping[str, tuple[str, tuple[TensorInfo, ...]]]
     notes: tuple[str, ...]
     _owners: Mapping[str, SafetensorsFile]
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of a text tensor, by its name without prefix."""
-        stored = self.text[name]
+        """Dtype and shape of a tensor, by its name without prefix."""
+        stored = self.names[name]
         return self._owners[stored].tensors[stored]
 
     def data(self, name: str) -> Bytes:
-        """The bytes of a text tensor, by its name without prefix; mapped, not copied."""
-        stored = self.text[name]
+        """The bytes of a tensor, by its name without prefix; mapped, not copied."""
+        stored = self.names[name]
         return self._owners[stored].data(stored)
 
     def stored_in(self, name: str) -> Path:
-        """The file that holds a text tensor."""
-        return self._owners[self.text[name]].path
+        """The file that holds a tensor."""
+        return self._owners[self.names[name]].path
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -110,16 +112,18 @@ def _open(path: Path) -> Checkpoint:
         name: name if name == "lm_head.weight" else prefix + name for name in text_shapes(config)
     }
     expected = {names[name]: shape for name, shape in text_shapes(config).items()}
-    groups: dict[str, tuple[str, dict[str, Shape]]] = {
-        "vision": ("model.visual.", vision_shapes(config.vision) if config.vision else {}),
-        "mtp": ("mtp.", mtp_shapes(config)),
-    }
+    # A group is there as a whole or not at all.
+    if config.vision is not None and not _any_starts(found, VISION_PREFIX):
+        config = replace(config, vision=None)
+    if config.vision is not None:
+        visual = vision_shapes(config.vision)
+        expected |= {VISION_PREFIX + name: shape for name, shape in visual.items()}
+        names |= {"visual." + name: VISION_PREFIX + name for name in visual}
     dropped: dict[str, tuple[str, tuple[TensorInfo, ...]]] = {}
-    for group, (group_prefix, shapes) in groups.items():
-        present = {name: info for name, info in found.items() if name.startswith(group_prefix)}
-        if present:  # a group is there as a whole or not at all
-            expected |= shapes
-            dropped[group] = (group_prefix, tuple(present.values()))
+    mtp = tuple(info for name, info in found.items() if name.startswith(MTP_PREFIX))
+    if mtp:
+        expected |= mtp_shapes(config)
+        dropped["mtp"] = (MTP_PREFIX, mtp)
 
     notes: list[str] = []
     if config.tied and "lm_head.weight" in found:
@@ -271,9 +275,9 @@ def mtp_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def vision_shapes(vision: Vision) -> dict[str, Shape]:
-    """Full name and shape of every tensor of the vision encoder."""
+    """Name, without prefix, and shape of every tensor of the vision encoder."""
     width, inner = vision.hidden_size, vision.intermediate_size
-    merged = width * vision.spatial_merge_size**2
+    merged = vision.merged_size
     patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
     weights: dict[str, Shape] = {
         "patch_embed.proj": (width, *patch),
@@ -291,12 +295,10 @@ def vision_shapes(vision: Vision) -> dict[str, Shape]:
             block + "mlp.linear_fc1": (inner, width),
             block + "mlp.linear_fc2": (width, inner),
         }
-    shapes: dict[str, Shape] = {
-        "model.visual.pos_embed.weight": (vision.num_position_embeddings, width)
-    }
+    shapes: dict[str, Shape] = {"pos_embed.weight": (vision.position_side**2, width)}
     for name, shape in weights.items():
-        shapes[f"model.visual.{name}.weight"] = shape
-        shapes[f"model.visual.{name}.bias"] = shape[:1]
+        shapes[f"{name}.weight"] = shape
+        shapes[f"{name}.bias"] = shape[:1]
     return shapes
 
 

@@ -18,6 +18,9 @@ FULL = "full_attention"
 
 _MAX_INTEGER = 2**31 - 1  # the runtime counts tokens in int32
 _MAX_LAYERS = 4096
+_RGB_CHANNELS = 3
+_VISION_ACT = "gelu_pytorch_tanh"
+_MAX_VISION_HEAD_DIM = 128  # of the vision_attention op
 _SHOWN_CHARS = 80  # of a value in a message
 _TOP_TYPES = ("qwen3_5", "qwen3_5_text")
 _TEXT_TYPES = ("qwen3_5_text", "qwen3_5")
@@ -52,17 +55,39 @@ class Rope:
 
 @dataclass(frozen=True)
 class Vision:
-    """Shapes of the vision encoder."""
+    """Shapes of the vision encoder.
+
+    Attributes:
+        position_side: Rows and columns of the learned position table.
+        image_token_id: The id that stands for one row of an encoded picture.
+    """
 
     depth: int
     hidden_size: int
+    num_heads: int
     intermediate_size: int
     in_channels: int
     patch_size: int
     temporal_patch_size: int
     spatial_merge_size: int
-    num_position_embeddings: int
+    position_side: int
     out_hidden_size: int
+    image_token_id: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_width(self) -> int:
+        """Values of one patch: channels, frames, rows, columns."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def merged_size(self) -> int:
+        """Width of the patches of one merge block, side by side."""
+        return self.hidden_size * self.spatial_merge_size**2
 
 
 @dataclass(frozen=True)
@@ -246,6 +271,8 @@ def read_model_config(path: Path) -> ModelConfig:
         raise top.section("vision_config").refuse(
             "out_hidden_size", f"the text hidden_size {hidden_size}"
         )
+    if vision is not None and vision.image_token_id >= text.integer("vocab_size"):
+        raise top.refuse("image_token_id", f"an id below vocab_size = {text.values['vocab_size']}")
     architectures = raw.get("architectures")
     return ModelConfig(
         raw=raw,
@@ -318,16 +345,35 @@ def _layer_types(text: _Fields) -> tuple[str, ...]:
 
 def _vision(top: _Fields) -> Vision:
     fields = top.section("vision_config")
+    if fields.values.get("hidden_act", _VISION_ACT) != _VISION_ACT:
+        raise fields.refuse("hidden_act", _VISION_ACT)
+    if fields.values.get("deepstack_visual_indexes"):
+        raise fields.refuse("deepstack_visual_indexes", "an empty list: no deepstack")
+    if fields.integer("in_channels") != _RGB_CHANNELS:
+        raise fields.refuse("in_channels", f"{_RGB_CHANNELS}: pictures are RGB")
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_heads")
+    head_dim = hidden_size // num_heads
+    if hidden_size % num_heads or head_dim % 4 or not head_dim <= _MAX_VISION_HEAD_DIM:
+        raise fields.refuse(
+            "num_heads",
+            f"heads of a multiple of 4 and at most {_MAX_VISION_HEAD_DIM} values that divide "
+            f"hidden_size = {hidden_size}",
+        )
+    num_positions = fields.integer("num_position_embeddings")
+    if math.isqrt(num_positions) ** 2 != num_positions:
+        raise fields.refuse("num_position_embeddings", "a square number")
     return Vision(
         depth=fields.integer("depth", maximum=_MAX_LAYERS),
-        hidden_size=fields.integer("hidden_size"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
         intermediate_size=fields.integer("intermediate_size"),
-        in_channels=fields.integer("in_channels"),
+        in_channels=_RGB_CHANNELS,
         patch_size=fields.integer("patch_size"),
         temporal_patch_size=fields.integer("temporal_patch_size"),
         spatial_merge_size=fields.integer("spatial_merge_size"),
-        num_position_embeddings=fields.integer("num_position_embeddings"),
+        position_side=math.isqrt(num_positions),
         out_hidden_size=fields.integer("out_hidden_size"),
+        image_token_id=top.integer("image_token_id", minimum=0),
     )
 
 

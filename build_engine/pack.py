@@ -220,14 +220,16 @@ class _Packer:
         sources = self._hash_sources()
         (self.staging / WEIGHTS).parent.mkdir()
         self._write_weights()
-        self._write(PROGRAM, _json_bytes(build_program(self.checkpoint.config)))
+        self._write(
+            PROGRAM, _json_bytes(build_program(self.checkpoint.config, self.text.preprocessor))
+        )
         self._write(TOKENIZER, self.text.tokenizer)
         self._write_vocabulary()
         self._write(GENERATION, _json_bytes(self.text.generation))
         if self.text.chat_template is not None:
             self._write(CHAT_TEMPLATE, self.text.chat_template.encode())
         if self.text.preprocessor is not None:
-            self._write(PREPROCESSOR, _json_bytes(self.text.preprocessor))
+            self._write(PREPROCESSOR, _json_bytes(self.text.preprocessor.model_dump()))
         return self._write_manifest(name, created, sources)
 
     def verified(self, done: int, total: int) -> None:
@@ -331,6 +333,8 @@ def _precision(checkpoint: Checkpoint) -> dict[str, str]:
         groups["gdn"] = "bfloat16"
     if config.num_attention_layers:
         groups["attention"] = "bfloat16"
+    if config.vision is not None:
+        groups["vision"] = "bfloat16"
     return dict(sorted(groups.items()))
 
 

@@ -6,22 +6,34 @@ from typing import Any, Literal
 
 from build_engine.model_config import LINEAR, ModelConfig, Rope, Yarn
 from build_engine.safetensors_file import TensorInfo
+from build_engine.vision_program import (
+    vision_buffers,
+    vision_config,
+    vision_segments,
+    vision_stages,
+    vision_weights,
+    vision_widths,
+)
+from runtime.preprocessor import Preprocessor
 from runtime.program import PLUGINS, SCHEMA_VERSION, Op, PluginOp, Program, SegmentOp
+
+VISION_WEIGHTS = "vision."  # how the names of the encoder's weights begin
 
 Step = Literal["prefill", "verify"]
 _Json = dict[str, Any]
 
 
-def build_program(config: ModelConfig) -> _Json:
+def build_program(config: ModelConfig, preprocessor: Preprocessor | None = None) -> _Json:
     """The content of `program.json`.
 
     Args:
         config: The model.
+        preprocessor: How pictures become patches; needed if the model has a vision encoder.
 
     Returns:
         A JSON object of the schema `runtime.program.Program`.
     """
-    return {
+    program: _Json = {
         "schema_version": SCHEMA_VERSION,
         "config": _program_config(config),
         "buffers": _buffers(config),
@@ -32,6 +44,14 @@ def build_program(config: ModelConfig) -> _Json:
             "commit": [_plugin("commit_round")],
         },
     }
+    if config.vision is not None:
+        if preprocessor is None:
+            raise ValueError("a model with vision needs its preprocessor")
+        program["config"]["vision"] = vision_config(config.vision, preprocessor)
+        program["buffers"] += vision_buffers(config.vision)
+        program["segments"] += vision_segments(config.vision)
+        program["steps"]["vision"] = vision_stages(config.vision)
+    return program
 
 
 def _program_config(config: ModelConfig) -> _Json:
@@ -155,6 +175,8 @@ def _segment(name: str, in_dim: int, out_dim: int) -> _Json:
 
 def _forward(config: ModelConfig, step: Step) -> list[_Json]:
     ops = [_plugin("embedding", {"out": "hidden"}, {"table": "embed_tokens"})]
+    if step == "prefill" and config.vision is not None:
+        ops.append(_plugin("image_rows", {"x": "hidden"}))
     gdn_layer = kv_layer = 0
     for index, kind in enumerate(config.layer_types):
         layer = f"layers.{index}."
@@ -255,9 +277,10 @@ def _plugin(
 def program_faults(program: Program, weights: Mapping[str, TensorInfo]) -> list[str]:
     """Checks a program against the weights of its engine.
 
-    In prefill and in verify every weight must be used exactly once (a tied embedding table also by
-    the head), every buffer written before it is read, every width and weight shape what the op
-    computes, and the state of every layer touched in order.
+    In prefill and in verify every weight of the text model must be used exactly once (a tied
+    embedding table also by the head), every buffer written before it is read, every width and
+    weight shape what the op computes, and the state of every layer touched in order. Likewise in
+    the stages of vision, where a stage finds only what is as long as the picture.
 
     Args:
         program: The parsed `program.json`.
@@ -269,6 +292,7 @@ def program_faults(program: Program, weights: Mapping[str, TensorInfo]) -> list[
     checker = _ProgramChecker(program, weights)
     for step in ("prefill", "verify", "commit"):
         checker.check_step(step, getattr(program.steps, step))
+    checker.check_vision(program.steps.vision)
     return checker.faults
 
 
@@ -277,6 +301,7 @@ class _ProgramChecker:
         self.config = program.config
         self.weights = weights
         self.widths = {buffer.name: buffer.width for buffer in program.buffers}
+        self.rows = {buffer.name: buffer.rows for buffer in program.buffers}
         self.segments = {segment.name: segment for segment in program.segments}
         self.faults: list[str] = []
         if len(self.widths) != len(program.buffers):
@@ -285,7 +310,26 @@ class _ProgramChecker:
             self.faults.append("two segments have the same name")
 
     def check_step(self, step: str, ops: list[Op]) -> None:
-        written: set[str] = set()
+        used, layers = self._check_ops(step, ops, set())
+        if step != "commit":
+            expected = [name for name in self.weights if not name.startswith(VISION_WEIGHTS)]
+            self._check_weights(step, used, expected)
+            self._check_layers(step, layers)
+
+    def check_vision(self, stages: list[list[Op]]) -> None:
+        used: list[str] = []
+        whole: set[str] = set()  # written by earlier stages
+        for stage in stages:
+            written = set(whole)
+            used += self._check_ops("vision", stage, written)[0]
+            whole |= {name for name in written if self.rows.get(name) == "patches"}
+        expected = [name for name in self.weights if name.startswith(VISION_WEIGHTS)]
+        self._check_weights("vision", used, expected)
+
+    def _check_ops(
+        self, step: str, ops: list[Op], written: set[str]
+    ) -> tuple[list[str], dict[str, list[int]]]:
+        """Adds to `written` what the ops write; returns the weights and layers that they use."""
         used: list[str] = []
         layers: dict[str, list[int]] = {}
         for op in ops:
@@ -305,16 +349,20 @@ class _ProgramChecker:
                 for key in ("gdn_layer", "kv_layer"):
                     if key in op.attrs:
                         layers.setdefault(op.plugin, []).append(int(op.attrs[key]))
-        if step != "commit":
-            self._check_weights(step, used)
-            self._check_layers(step, layers)
+        return used, layers
 
     def _check_segment(self, step: str, op: SegmentOp) -> list[str]:
         segment = self.segments.get(op.segment)
         if segment is None:
             self.faults.append(f"{step}: unknown segment {op.segment}")
             return []
-        self._expect(step, op, op.buffers["x"], segment.in_dim)
+        x, out = op.buffers["x"], op.buffers["out"]
+        vision = self.config.vision
+        if vision and self.rows.get(x) == "patch_tile" and "token" in self.rows.get(out, ""):
+            # The rows of a merge block, side by side, are one row of the merger.
+            self._expect(step, op, x, segment.in_dim // vision.merge_size**2)
+        else:
+            self._expect(step, op, x, segment.in_dim)
         self._expect(step, op, op.buffers["out"], segment.out_dim)
         matrix = TensorInfo("BF16", (segment.out_dim, segment.in_dim))
         self._expect_weight(step, segment.weight, matrix)
@@ -353,7 +401,10 @@ class _ProgramChecker:
             "silu_mul": {"gate_up": 2 * inner, "out": inner},
             "gather_rows": {"x": hidden, "out": hidden},
             "sample_accept": {"logits": vocab},
+            "image_rows": {"x": hidden},
         }
+        if op.plugin not in table and config.vision:
+            return vision_widths(op, config.vision, self.widths)
         return table.get(op.plugin, {})
 
     def _weight_infos(self, op: PluginOp) -> dict[str, TensorInfo]:
@@ -373,10 +424,12 @@ class _ProgramChecker:
             "gated_rms_norm": {"weight": TensorInfo("F32", (config.value_dim,))},
             "rotary_kv_write": {"q_norm": head, "k_norm": head},
         }
+        if op.plugin not in table and config.vision:
+            return vision_weights(op, config.vision, self.widths)
         return table.get(op.plugin, {})
 
-    def _check_weights(self, step: str, used: list[str]) -> None:
-        for name in sorted({*used, *self.weights}):
+    def _check_weights(self, step: str, used: list[str], needed: list[str]) -> None:
+        for name in sorted({*used, *needed}):
             tied = name == "embed_tokens" and "lm_head" not in self.weights
             expected = 2 if tied else 1
             if used.count(name) != expected:

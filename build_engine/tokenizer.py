@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 
 from build_engine.errors import CheckpointError
 from build_engine.model_config import ModelConfig, check_readable, read_json
+from build_engine.preprocessor import PREPROCESSOR_CONFIG, read_preprocessor
 from runtime.engine_directory import MAX_END_IDS
 from runtime.errors import refusal
+from runtime.preprocessor import Preprocessor
 from runtime.vocabulary import VocabularyTable, vocabulary_from_tokenizer
 
 _DOWNLOAD = "download the checkpoint again, tokenizer files included"
-_PREPROCESSOR_KEYS = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean",
-                      "image_std")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TextFiles:
         tokenizer: `tokenizer.json`, byte for byte that of the checkpoint.
         vocabulary: What goes into `vocab.bin`.
         chat_template: The Jinja template, None where the checkpoint has none.
-        preprocessor: `preprocessor_config.json`, None for a model without vision.
+        preprocessor: `preprocessor.json`, None for a model without vision.
         generation: `generation.json`.
         sources: Names of the checkpoint files that were read.
     """
@@ -42,7 +42,7 @@ class TextFiles:
     tokenizer: bytes
     vocabulary: VocabularyTable
     chat_template: str | None
-    preprocessor: dict[str, Any] | None
+    preprocessor: Preprocessor | None
     generation: dict[str, Any]
     sources: tuple[str, ...]
 
@@ -68,17 +68,8 @@ def read_text_files(path: Path, config: ModelConfig) -> TextFiles:
     generation_config = reader.optional("generation_config.json")
     preprocessor = None
     if config.vision is not None:
-        preprocessor = reader.required("preprocessor_config.json")
-        absent = [key for key in _PREPROCESSOR_KEYS if key not in preprocessor]
-        if absent:
-            raise CheckpointError(
-                refusal(
-                    path / "preprocessor_config.json",
-                    f"no {', '.join(absent)}",
-                    "an image processor configuration",
-                    _DOWNLOAD,
-                )
-            )
+        raw = reader.required(PREPROCESSOR_CONFIG)
+        preprocessor = read_preprocessor(path / PREPROCESSOR_CONFIG, raw, config.vision)
     chat_template = _chat_template(reader, tokenizer_config)
     generation = _generation(path, config, tokenizer_json, tokenizer_config, generation_config)
     return TextFiles(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from build_engine.checkpoint import Checkpoint
 from build_engine.errors import CheckpointError
-from build_engine.model_config import LINEAR, ModelConfig
+from build_engine.model_config import LINEAR, ModelConfig, Vision
 from build_engine.safetensors_file import Bytes, TensorInfo, encode_header
 from runtime.errors import refusal
 
@@ -55,6 +55,8 @@ def packed_tensors(config: ModelConfig) -> list[PackedTensor]:
             _matrix(layer + "gate_up_proj", 2 * inner, hidden, gate, up),
             _matrix(layer + "down_proj", hidden, inner, layer + "mlp.down_proj.weight"),
         ]
+    if config.vision is not None:
+        tensors += _vision_tensors(config.vision)
     return sorted(tensors, key=lambda tensor: (tensor.info.dtype != "F32", tensor.name))
 
 
@@ -84,6 +86,45 @@ def _attention_tensors(config: ModelConfig, layer: str) -> list[PackedTensor]:
         _vector(layer + "q_norm", dim, mixer + "q_norm.weight"),
         _vector(layer + "k_norm", dim, mixer + "k_norm.weight"),
         _matrix(layer + "o_proj", hidden, config.num_heads * dim, mixer + "o_proj.weight"),
+    ]
+
+
+def _vision_tensors(vision: Vision) -> list[PackedTensor]:
+    width, inner, merged = vision.hidden_size, vision.intermediate_size, vision.merged_size
+    kernel = _matrix(
+        "vision.patch_embed", width, vision.patch_width, "visual.patch_embed.proj.weight"
+    )
+    table = _matrix("vision.positions", vision.position_side**2, width, "visual.pos_embed.weight")
+    tensors = [kernel, _vector("vision.patch_bias", width, "visual.patch_embed.proj.bias"), table]
+    for index in range(vision.depth):
+        block, source = f"vision.blocks.{index}.", f"visual.blocks.{index}."
+        tensors += [
+            *_affine(block + "norm1", width, source + "norm1"),
+            *_dense(block + "qkv", 3 * width, width, source + "attn.qkv"),
+            *_dense(block + "proj", width, width, source + "attn.proj"),
+            *_affine(block + "norm2", width, source + "norm2"),
+            *_dense(block + "fc1", inner, width, source + "mlp.linear_fc1"),
+            *_dense(block + "fc2", width, inner, source + "mlp.linear_fc2"),
+        ]
+    return [
+        *tensors,
+        *_affine("vision.merger.norm", width, "visual.merger.norm"),
+        *_dense("vision.merger.fc1", merged, merged, "visual.merger.linear_fc1"),
+        *_dense("vision.merger.fc2", vision.out_hidden_size, merged, "visual.merger.linear_fc2"),
+    ]
+
+
+def _dense(name: str, rows: int, columns: int, source: str) -> list[PackedTensor]:
+    return [
+        _matrix(name, rows, columns, source + ".weight"),
+        _vector(name + "_bias", rows, source + ".bias"),
+    ]
+
+
+def _affine(name: str, dim: int, source: str) -> list[PackedTensor]:
+    return [
+        _vector(name, dim, source + ".weight"),
+        _vector(name + "_bias", dim, source + ".bias"),
     ]
 
 
@@ -144,7 +185,7 @@ def _converted(checkpoint: Checkpoint, source: str, convert: "_Conversion", chun
         raise CheckpointError(
             refusal(
                 checkpoint.stored_in(source),
-                f"{error} in {checkpoint.text[source]}",
+                f"{error} in {checkpoint.names[source]}",
                 "finite weights within the range of BF16",
                 "download the checkpoint again; if it is the original, it cannot be used",
             )

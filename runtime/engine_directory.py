@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.errors import EngineError, refusal
+from runtime.preprocessor import Preprocessor
 from runtime.program import Program
 
 SCHEMA_VERSION = 1
@@ -118,7 +119,7 @@ class EngineDirectory:
     program: Program
     generation: Generation
     chat_template: str | None
-    preprocessor: dict[str, Any] | None
+    preprocessor: Preprocessor | None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -395,12 +396,13 @@ class _Check:
                 raise self.refuse(f"{CHAT_TEMPLATE} that is not UTF-8", "UTF-8 text") from error
         preprocessor = None
         if PREPROCESSOR in manifest.files:
-            try:
-                preprocessor = json.loads((self.path / PREPROCESSOR).read_bytes())
-            except (ValueError, RecursionError) as error:
-                raise self.refuse(f"{PREPROCESSOR} that is not JSON", "valid JSON") from error
-            if not isinstance(preprocessor, dict):
-                raise self.refuse(f"{PREPROCESSOR} that is no JSON object", "a JSON object")
+            preprocessor = self._parse(PREPROCESSOR, Preprocessor)
+        if (preprocessor is None) != (program.config.vision is None):
+            found = "no" if preprocessor is None else "a"
+            raise self.refuse(
+                f"{found} {PREPROCESSOR} beside this {PROGRAM}",
+                f"{PREPROCESSOR} exactly where {PROGRAM} has a vision step",
+            )
         return EngineDirectory(
             self.path, manifest, program, generation, chat_template, preprocessor
         )

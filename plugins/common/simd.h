@@ -8,8 +8,10 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "plugins/common/dtype.h"
+#include "plugins/common/instruction_set.h"
 
 // What the CPU twins are vectorised with: 16 float lanes of the compiler's vector extension. A
 // function marked DELTAFLASH_SIMD is compiled for AVX-512, for AVX2 and for the base instruction
@@ -26,37 +28,100 @@
 
 #define DELTAFLASH_INLINE [[gnu::always_inline]] inline
 
+// Stands behind the parameters of a lambda: what `for_machine` is given must be inlined.
+#define DELTAFLASH_INLINE_LAMBDA __attribute__((always_inline))
+
 namespace deltaflash::simd {
 
 constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kPairs = 2 * kLanes;  // bfloat16 numbers in a vector
 
 using Lanes = float __attribute__((vector_size(64)));
+using Lanes8 = float __attribute__((vector_size(32)));
+using Lanes4 = float __attribute__((vector_size(16)));
 using WordLanes = std::uint32_t __attribute__((vector_size(64)));
+using WordLanes8 = std::uint32_t __attribute__((vector_size(32)));
+using WordLanes4 = std::uint32_t __attribute__((vector_size(16)));
+
+/// The number of lanes of a vector type.
+template <typename L>
+constexpr std::int64_t lanes_of = sizeof(L) / sizeof(float);
+
+/// The vector of 32-bit words that is as wide as L.
+template <typename L>
+using Words = std::conditional_t<sizeof(L) == 64, WordLanes,
+                                 std::conditional_t<sizeof(L) == 32, WordLanes8, WordLanes4>>;
 
 constexpr std::int64_t round_up(std::int64_t count, std::int64_t step = kLanes) {
   return (count + step - 1) / step * step;
 }
 
-DELTAFLASH_INLINE Lanes broadcast(float value) { return Lanes{} + value; }
+template <typename L = Lanes>
+DELTAFLASH_INLINE L broadcast(float value) {
+  return L{} + value;
+}
 
-DELTAFLASH_INLINE Lanes load(const float* from) {
-  Lanes lanes;
+template <typename L = Lanes>
+DELTAFLASH_INLINE L load(const float* from) {
+  L lanes;
   std::memcpy(&lanes, from, sizeof(lanes));
   return lanes;
 }
 
-/// The first `count` < 16 lanes, zeros in the others; reads nothing beyond them.
-DELTAFLASH_INLINE Lanes load(const float* from, std::int64_t count) {
-  float padded[kLanes] = {};
+/// The first `count` lanes, less than all, and zeros in the others; reads nothing beyond them.
+template <typename L = Lanes>
+DELTAFLASH_INLINE L load(const float* from, std::int64_t count) {
+  float padded[lanes_of<L>] = {};
   std::memcpy(padded, from, static_cast<std::size_t>(count) * sizeof(float));
-  return load(padded);
+  return load<L>(padded);
 }
 
-DELTAFLASH_INLINE void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes)); }
+template <typename L>
+DELTAFLASH_INLINE void store(float* to, L lanes) {
+  std::memcpy(to, &lanes, sizeof(lanes));
+}
 
-DELTAFLASH_INLINE void store(float* to, Lanes lanes, std::int64_t count) {
+template <typename L>
+DELTAFLASH_INLINE void store(float* to, L lanes, std::int64_t count) {
   std::memcpy(to, &lanes, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+namespace detail {
+
+template <typename Body>
+__attribute__((noinline)) void run_base(const Body& body) {
+  body(std::type_identity<Lanes4>{});
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+template <typename Body>
+__attribute__((noinline, target("arch=x86-64-v3"))) void run_avx2(const Body& body) {
+  body(std::type_identity<Lanes8>{});
+}
+
+template <typename Body>
+__attribute__((noinline, target("arch=x86-64-v4"))) void run_avx512(const Body& body) {
+  body(std::type_identity<Lanes>{});
+}
+#endif
+
+}  // namespace detail
+
+/// Calls `body`, a DELTAFLASH_INLINE_LAMBDA, with std::type_identity of the machine's vector type;
+/// it is compiled once for each instruction set. Everything it calls is to be inlined.
+template <typename Body>
+void for_machine(const Body& body) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  switch (instruction_set()) {
+    case InstructionSet::kAvx512:
+      return detail::run_avx512(body);
+    case InstructionSet::kAvx2:
+      return detail::run_avx2(body);
+    case InstructionSet::kBase:
+      break;
+  }
+#endif
+  detail::run_base(body);
 }
 
 /// Sums each of 16 vectors over its lanes; lane i of the result is the sum of rows[i]. Every sum

@@ -9,8 +9,11 @@ namespace deltaflash {
 
 void bind_errors(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
+void bind_image(nanobind::module_& module);
 void bind_text(nanobind::module_& module);
 
+void bind_bias_activation(nanobind::module_& plugins);
+void bind_bias_residual(nanobind::module_& plugins);
 void bind_causal_conv(nanobind::module_& plugins);
 void bind_commit(nanobind::module_& plugins);
 void bind_embedding(nanobind::module_& plugins);
@@ -18,7 +21,9 @@ void bind_gated_attention(nanobind::module_& plugins);
 void bind_gated_delta_net(nanobind::module_& plugins);
 void bind_gated_rms_norm(nanobind::module_& plugins);
 void bind_gather_rows(nanobind::module_& plugins);
+void bind_layer_norm(nanobind::module_& plugins);
 void bind_linear(nanobind::module_& plugins);
+void bind_patchify(nanobind::module_& plugins);
 void bind_rms_norm(nanobind::module_& plugins);
 void bind_rotary_kv_write(nanobind::module_& plugins);
 void bind_round_metadata(nanobind::module_& plugins);
@@ -27,5 +32,8 @@ void bind_scripted_draft(nanobind::module_& plugins);
 void bind_silu_mul(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);
+void bind_vision_attention(nanobind::module_& plugins);
+void bind_vision_position_embedding(nanobind::module_& plugins);
+void bind_vision_rotary(nanobind::module_& plugins);
 
 }  // namespace deltaflash

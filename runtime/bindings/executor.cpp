@@ -93,12 +93,15 @@ void bind_configs(nb::module_& module) {
   nb::class_<OutputConfig>(module, "OutputConfig", "What comes back besides text and token ids.")
       .def(
           "__init__",
-          [](OutputConfig* self, bool context_logits, bool generation_logits) {
-            new (self) OutputConfig{context_logits, generation_logits};
+          [](OutputConfig* self, bool context_logits, bool generation_logits,
+             bool image_embeddings) {
+            new (self) OutputConfig{context_logits, generation_logits, image_embeddings};
           },
-          nb::kw_only(), "return_context_logits"_a = false, "return_generation_logits"_a = false)
+          nb::kw_only(), "return_context_logits"_a = false, "return_generation_logits"_a = false,
+          "return_image_embeddings"_a = false)
       .def_rw("return_context_logits", &OutputConfig::return_context_logits)
-      .def_rw("return_generation_logits", &OutputConfig::return_generation_logits);
+      .def_rw("return_generation_logits", &OutputConfig::return_generation_logits)
+      .def_rw("return_image_embeddings", &OutputConfig::return_image_embeddings);
 
   nb::class_<ExecutorConfig>(module, "ExecutorConfig", "Sizes and limits of an executor.")
       .def(
@@ -110,23 +113,27 @@ void bind_configs(nb::module_& module) {
              std::int32_t default_max_tokens, std::int32_t max_draft_tokens,
              std::int32_t max_rounds_in_flight, std::int32_t num_threads,
              std::int32_t iter_stats_max_iterations, std::int32_t max_scripted_tokens,
-             std::int32_t ring_history, std::int32_t max_admission_passes) {
-            new (self) ExecutorConfig{std::move(device),   std::move(provider),
-                                      max_batch_size,      max_num_tokens,
-                                      max_prefill_chunk,   max_queue_size,
-                                      max_queued_tokens,   kv_page_size,
-                                      max_kv_tokens,       default_max_tokens,
-                                      max_draft_tokens,    max_rounds_in_flight,
-                                      num_threads,         iter_stats_max_iterations,
-                                      max_scripted_tokens, ring_history,
-                                      max_admission_passes};
+             std::int32_t ring_history, std::int32_t max_admission_passes,
+             std::int64_t max_image_pixels, std::int64_t encoder_cache_bytes,
+             std::int32_t max_vision_tile) {
+            new (self) ExecutorConfig{std::move(device),    std::move(provider),
+                                      max_batch_size,       max_num_tokens,
+                                      max_prefill_chunk,    max_queue_size,
+                                      max_queued_tokens,    kv_page_size,
+                                      max_kv_tokens,        default_max_tokens,
+                                      max_draft_tokens,     max_rounds_in_flight,
+                                      num_threads,          iter_stats_max_iterations,
+                                      max_scripted_tokens,  ring_history,
+                                      max_admission_passes, max_image_pixels,
+                                      encoder_cache_bytes,  max_vision_tile};
           },
           nb::kw_only(), "device"_a = "cpu", "provider"_a = "", "max_batch_size"_a = 8,
           "max_num_tokens"_a = 512, "max_prefill_chunk"_a = 256, "max_queue_size"_a = 256,
           "max_queued_tokens"_a = 1 << 20, "kv_page_size"_a = 32, "max_kv_tokens"_a = 0,
           "default_max_tokens"_a = 1024, "max_draft_tokens"_a = 0, "max_rounds_in_flight"_a = 1,
           "num_threads"_a = 0, "iter_stats_max_iterations"_a = 1000, "max_scripted_tokens"_a = 0,
-          "ring_history"_a = 0, "max_admission_passes"_a = 16,
+          "ring_history"_a = 0, "max_admission_passes"_a = 16, "max_image_pixels"_a = 4 << 20,
+          "encoder_cache_bytes"_a = 0, "max_vision_tile"_a = 384,
           "device: \"cpu\" or \"cuda\". provider: of segments, \"cublaslt\" or \"exact\" on cuda;\n"
           "\"\" = the device's first. max_batch_size: sequences that run at once. max_num_tokens: "
           "token budget of one step.\n"
@@ -137,7 +144,10 @@ void bind_configs(nb::module_& module) {
           "steps launched but not read, 1 or 2. num_threads: 0 = all cores. max_scripted_tokens:\n"
           "> 0 turns the test hooks of Request on. ring_history: L of the replay ring's flush\n"
           "rule, 0 = absorb at start. max_admission_passes: requests that may pass one that does\n"
-          "not fit.")
+          "not fit. max_image_pixels: of one picture, within the engine's limit. "
+          "encoder_cache_bytes:\n"
+          "for encoded pictures that have a digest, 0 = off. max_vision_tile: patches that go\n"
+          "through a stage of the encoder together, a multiple of 16.")
       .def_rw("device", &ExecutorConfig::device)
       .def_rw("provider", &ExecutorConfig::provider)
       .def_rw("max_batch_size", &ExecutorConfig::max_batch_size)
@@ -154,7 +164,10 @@ void bind_configs(nb::module_& module) {
       .def_rw("iter_stats_max_iterations", &ExecutorConfig::iter_stats_max_iterations)
       .def_rw("max_scripted_tokens", &ExecutorConfig::max_scripted_tokens)
       .def_rw("ring_history", &ExecutorConfig::ring_history)
-      .def_rw("max_admission_passes", &ExecutorConfig::max_admission_passes);
+      .def_rw("max_admission_passes", &ExecutorConfig::max_admission_passes)
+      .def_rw("max_image_pixels", &ExecutorConfig::max_image_pixels)
+      .def_rw("encoder_cache_bytes", &ExecutorConfig::encoder_cache_bytes)
+      .def_rw("max_vision_tile", &ExecutorConfig::max_vision_tile);
 }
 
 void bind_request(nb::module_& module) {
@@ -168,7 +181,8 @@ void bind_request(nb::module_& module) {
              bool skip_special_tokens, std::optional<std::int64_t> allotted_time_ms,
              std::string client_id, std::vector<TokenId> forced_tokens,
              std::vector<std::int32_t> draft_script, bool force_tokens,
-             std::int32_t fail_after_tokens, std::int32_t min_tokens) {
+             std::int32_t fail_after_tokens, std::int32_t min_tokens, std::vector<Image> images,
+             bool return_progress) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
                                min_tokens,
@@ -181,6 +195,8 @@ void bind_request(nb::module_& module) {
                                skip_special_tokens,
                                allotted_time_ms,
                                std::move(client_id),
+                               std::move(images),
+                               return_progress,
                                std::move(forced_tokens),
                                std::move(draft_script),
                                force_tokens,
@@ -193,11 +209,14 @@ void bind_request(nb::module_& module) {
           "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
           "draft_script"_a = std::vector<std::int32_t>{}, "force_tokens"_a = true,
-          "fail_after_tokens"_a = 0, "min_tokens"_a = 0,
+          "fail_after_tokens"_a = 0, "min_tokens"_a = 0, "images"_a = std::vector<Image>{},
+          "return_progress"_a = false,
           "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
           "max_tokens; before, no end id comes and no stop string counts. end_ids: None = the\n"
-          "engine's. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, "
-          "what\n"
+          "engine's. allotted_time_ms: from enqueue. images: one for each run of placeholders\n"
+          "(EngineInfo.image_token_id) among the ids, which is as long as the picture has tokens.\n"
+          "return_progress: responses say where the request is before its first token. The others\n"
+          "are test hooks: forced_tokens, what\n"
           "the target says in place of its own choice; draft_script, how many drafts of it are\n"
           "right in each round; force_tokens, False if it is only drafted and not said;\n"
           "fail_after_tokens, after how many tokens of this request the loop fails.")
@@ -216,7 +235,9 @@ void bind_request(nb::module_& module) {
       .def_rw("draft_script", &Request::draft_script)
       .def_rw("force_tokens", &Request::force_tokens)
       .def_rw("fail_after_tokens", &Request::fail_after_tokens)
-      .def_rw("min_tokens", &Request::min_tokens);
+      .def_rw("min_tokens", &Request::min_tokens)
+      .def_rw("images", &Request::images)
+      .def_rw("return_progress", &Request::return_progress);
 }
 
 void bind_reports(nb::module_& module) {
@@ -224,6 +245,9 @@ void bind_reports(nb::module_& module) {
                            "Steady-clock times (ns) and counts of one request.")
       .def_ro("arrival_ns", &RequestStats::arrival_ns)
       .def_ro("first_scheduled_ns", &RequestStats::first_scheduled_ns)
+      .def_ro("vision_start_ns", &RequestStats::vision_start_ns)
+      .def_ro("vision_end_ns", &RequestStats::vision_end_ns)
+      .def_ro("prefill_start_ns", &RequestStats::prefill_start_ns)
       .def_ro("first_token_ns", &RequestStats::first_token_ns)
       .def_ro("last_token_ns", &RequestStats::last_token_ns)
       .def_ro("num_prefill_chunks", &RequestStats::num_prefill_chunks)
@@ -251,7 +275,14 @@ void bind_reports(nb::module_& module) {
           "take_generation_logits",
           [](Response& self) { return logit_array(self.generation_logits); },
           nb::sig("def take_generation_logits(self) -> numpy.typing.NDArray[numpy.float32] | None"),
-          "Moves out fp32 [num_completion_tokens, vocab_size]; None unless asked for, and final.");
+          "Moves out fp32 [num_completion_tokens, vocab_size]; None unless asked for, and final.")
+      .def_ro("progress", &Response::progress)
+      .def(
+          "take_image_embeddings",
+          [](Response& self) { return logit_array(self.image_embeddings); },
+          nb::sig("def take_image_embeddings(self) -> numpy.typing.NDArray[numpy.float32] | None"),
+          "Moves out fp32 [tokens of all pictures, hidden_size]; None unless asked for, and "
+          "final.");
 
   nb::class_<IterationStats>(module, "IterationStats", "One iteration of the loop.")
       .def_ro("iteration", &IterationStats::iteration)
@@ -266,7 +297,8 @@ void bind_reports(nb::module_& module) {
       .def_ro("num_accepted", &IterationStats::num_accepted)
       .def_ro("num_completed", &IterationStats::num_completed)
       .def_ro("pages_used", &IterationStats::pages_used)
-      .def_ro("slots_used", &IterationStats::slots_used);
+      .def_ro("slots_used", &IterationStats::slots_used)
+      .def_ro("vision_ns", &IterationStats::vision_ns);
 
   nb::class_<LoadReport>(module, "LoadReport", "How busy an executor is.")
       .def_ro("num_running", &LoadReport::num_running)
@@ -278,7 +310,10 @@ void bind_reports(nb::module_& module) {
       .def_ro("pages_total", &LoadReport::pages_total)
       .def_ro("page_size", &LoadReport::page_size)
       .def_ro("silence_ns", &LoadReport::silence_ns)
-      .def_ro("oldest_queued_ns", &LoadReport::oldest_queued_ns);
+      .def_ro("oldest_queued_ns", &LoadReport::oldest_queued_ns)
+      .def_ro("encoder_cache_bytes", &LoadReport::encoder_cache_bytes)
+      .def_ro("encoder_cache_hits", &LoadReport::encoder_cache_hits)
+      .def_ro("encoder_cache_misses", &LoadReport::encoder_cache_misses);
 
   nb::class_<EngineInfo>(module, "EngineInfo", "What an engine says of itself.")
       .def_ro("engine_id", &EngineInfo::engine_id)
@@ -287,7 +322,13 @@ void bind_reports(nb::module_& module) {
       .def_ro("end_ids", &EngineInfo::end_ids)
       .def_ro("vocab_size", &EngineInfo::vocab_size)
       .def_ro("context_len", &EngineInfo::context_len)
-      .def_ro("num_layers", &EngineInfo::num_layers);
+      .def_ro("num_layers", &EngineInfo::num_layers)
+      .def_ro("has_vision", &EngineInfo::has_vision)
+      .def_ro("image_token_id", &EngineInfo::image_token_id)
+      .def_ro("image_factor", &EngineInfo::image_factor)
+      .def_ro("min_image_pixels", &EngineInfo::min_image_pixels)
+      .def_ro("max_image_pixels", &EngineInfo::max_image_pixels)
+      .def_ro("vision_bytes", &EngineInfo::vision_bytes);
 }
 
 }  // namespace

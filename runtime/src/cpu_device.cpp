@@ -99,6 +99,8 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<Event> record() override { return std::make_unique<CpuEvent>(); }
 
+  bool launch_waits() const override { return true; }
+
   bool can_capture() const override { return false; }
 
   std::unique_ptr<Graph> capture(const std::function<void()>& /*work*/) override {
@@ -123,6 +125,13 @@ class CpuDevice final : public Device {
         .sample_accept = cpu::sample_accept,
         .scripted_draft = cpu::scripted_draft,
         .silu_mul = cpu::silu_mul,
+        .bias_activation = cpu::bias_activation,
+        .bias_residual = cpu::bias_residual,
+        .layer_norm = cpu::layer_norm,
+        .patchify = cpu::patchify,
+        .vision_attention = cpu::vision_attention,
+        .vision_position_embedding = cpu::vision_position_embedding,
+        .vision_rotary = cpu::vision_rotary,
     };
     return kTable;
   }

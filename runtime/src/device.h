@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "plugins/bias_activation/bias_activation.h"
+#include "plugins/bias_residual/bias_residual.h"
 #include "plugins/causal_conv/causal_conv.h"
 #include "plugins/commit/commit.h"
 #include "plugins/common/dtype.h"
@@ -17,12 +19,17 @@
 #include "plugins/gated_delta_net/gated_delta_net.h"
 #include "plugins/gated_rms_norm/gated_rms_norm.h"
 #include "plugins/gather_rows/gather_rows.h"
+#include "plugins/layer_norm/layer_norm.h"
+#include "plugins/patchify/patchify.h"
 #include "plugins/rms_norm/rms_norm.h"
 #include "plugins/rotary_kv_write/rotary_kv_write.h"
 #include "plugins/round_metadata/round_metadata.h"
 #include "plugins/sampling/sampling.h"
 #include "plugins/scripted_draft/scripted_draft.h"
 #include "plugins/silu_mul/silu_mul.h"
+#include "plugins/vision_attention/vision_attention.h"
+#include "plugins/vision_position_embedding/vision_position_embedding.h"
+#include "plugins/vision_rotary/vision_rotary.h"
 
 namespace deltaflash {
 
@@ -42,6 +49,14 @@ struct PluginTable {
   void (*sample_accept)(const SampleAccept&, Stream);
   void (*scripted_draft)(const ScriptedDraft&, Stream);
   void (*silu_mul)(const SiluMul&, Stream);
+  // Of the vision step; all null on a device that cannot run it.
+  void (*bias_activation)(const BiasActivation&, Stream) = nullptr;
+  void (*bias_residual)(const BiasResidual&, Stream) = nullptr;
+  void (*layer_norm)(const LayerNorm&, Stream) = nullptr;
+  void (*patchify)(const Patchify&, Stream) = nullptr;
+  void (*vision_attention)(const VisionAttention&, Stream) = nullptr;
+  void (*vision_position_embedding)(const VisionPositionEmbedding&, Stream) = nullptr;
+  void (*vision_rotary)(const VisionRotary&, Stream) = nullptr;
 };
 
 /// A dense part of the network, ready to run.
@@ -105,6 +120,9 @@ class Device {
   virtual void upload(void* device, const void* host, std::size_t num_bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t num_bytes) = 0;
   virtual std::unique_ptr<Event> record() = 0;
+
+  /// Whether a launch returns when its work is done, so that the host's clock measures it.
+  virtual bool launch_waits() const { return false; }
 
   /// Whether `capture` works. Where it does, verify rounds run as graphs of bucketed shapes;
   /// elsewhere they run op by op in exact shapes.

@@ -10,6 +10,8 @@
 namespace deltaflash {
 namespace {
 
+// Of pictures, when no stream waits: cancellations and new requests do.
+constexpr std::int64_t kIdleSliceNs = 50'000'000;
 constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
 
 std::int64_t now_ns() {
@@ -45,6 +47,7 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.num_forced = static_cast<std::int32_t>(request.forced_tokens.size());
   state.num_script = static_cast<std::int32_t>(request.draft_script.size());
   state.num_end_ids = static_cast<std::int32_t>(sequence.end_ids.size());
+  state.rope_delta = sequence.layout.rope_delta;
   std::copy(sequence.end_ids.begin(), sequence.end_ids.end(), state.end_ids);
   state.temperature = request.sampling.temperature;
   state.top_p = request.sampling.top_p;
@@ -97,8 +100,20 @@ Executor::Executor(const std::filesystem::path& engine_dir, ExecutorConfig confi
                    .history_limit = config_.ring_history,
                    .max_forced = config_.max_scripted_tokens,
                    // A prefill and a verify step an iteration, and the one being planned.
-                   .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1})},
+                   .max_unread = 2 * (config_.max_rounds_in_flight + std::int64_t{1}),
+                   .max_image_pixels = config_.max_image_pixels,
+                   .max_vision_tile = config_.max_vision_tile},
       make_device(config_), program);
+  if (VisionEncoder* encoder = runner_->vision()) {
+    vision_ = std::make_unique<VisionQueue>(*encoder, config_.encoder_cache_bytes);
+    const VisionConfig& vision = encoder->config();
+    engine_.has_vision = true;
+    engine_.image_token_id = vision.image_token_id;
+    engine_.image_factor = vision.factor();
+    engine_.min_image_pixels = vision.min_pixels;
+    engine_.max_image_pixels = std::min(config_.max_image_pixels, vision.max_pixels);
+    engine_.vision_bytes = encoder->reserved_bytes();
+  }
   scheduler_ = std::make_unique<Scheduler>(config_, num_pages, runner_->max_logits());
   load_.slots_total = config_.max_batch_size;
   load_.pages_total = num_pages;
@@ -122,6 +137,10 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
                                        .min_tokens = request.min_tokens};
   auto sequence = std::make_shared<Sequence>(0, std::move(request), vocabulary_, text_options);
   const Request& wanted = sequence->request;
+  if (vision_) {
+    sequence->layout =
+        lay_out_prompt(wanted.input_token_ids, wanted.images, runner_->vision()->config());
+  }
   const std::int64_t room = std::min(engine_.context_len - num_prompt, pool_room(num_prompt));
   sequence->max_tokens =
       std::min<std::int64_t>(wanted.max_tokens.value_or(config_.default_max_tokens), room);
@@ -243,7 +262,15 @@ void Executor::iterate() {
   take_inbox();
   end_overdue();
   admit();
-  const bool launched = launch(scheduler_->plan());
+  // Running streams come first: what else there is to do goes in slices between their rounds.
+  const bool paced = runner_->launch_waits() && scheduler_->has_verify();
+  const bool encodes = vision_ && !vision_->empty() &&
+                       (!paced || !scheduler_->has_prefill() || pace_.take_vision_turn());
+  const std::int64_t prefill_tokens = encodes ? 0 : pace_.prefill_tokens(kPrefillAlignment);
+  const bool launched = launch(paced ? scheduler_->plan(prefill_tokens) : scheduler_->plan());
+  if (encodes) {
+    encode(paced ? pace_.slice_ns() : kIdleSliceNs);
+  }
   const auto allowed = static_cast<std::size_t>(config_.max_rounds_in_flight - 1);
   while (in_flight_.size() > (launched ? allowed : 0)) {
     read_oldest();
@@ -272,6 +299,7 @@ void Executor::take_inbox() {
   }
   for (SequencePtr& sequence : arrived) {
     live_.emplace(sequence->id, sequence);
+    show_progress(*sequence, ProgressPhase::kQueued);
     scheduler_->enqueue(std::move(sequence));
   }
   for (const RequestId id : cancelled) {
@@ -311,6 +339,9 @@ void Executor::admit() {
                                     .forced = request.forced_tokens,
                                     .script = request.draft_script});
     sequence->stats.first_scheduled_ns = now_ns();
+    if (vision_) {
+      vision_->enqueue(sequence);
+    }
     const std::lock_guard lock(mutex_);
     num_waiting_tokens_ -= sequence->num_prompt_tokens();
   }
@@ -318,14 +349,23 @@ void Executor::admit() {
 
 bool Executor::launch(std::vector<ScheduledStep> steps) {
   for (const ScheduledStep& step : steps) {
+    const std::int64_t begin = now_ns();
     runner_->launch(step.plan);
+    const std::int64_t took = now_ns() - begin;
     for (std::size_t row = 0; row < step.rows.size(); ++row) {
       if (step.plan.prefill) {
-        ++step.rows[row]->stats.num_prefill_chunks;
+        RequestStats& stats = step.rows[row]->stats;
+        stats.prefill_start_ns = stats.num_prefill_chunks++ == 0 ? begin : stats.prefill_start_ns;
         current_.num_context_tokens += step.plan.rows[row].num_tokens;
+        prompt_launched(*step.rows[row]);
       } else {
         ++current_.num_generation_rows;
       }
+    }
+    if (step.plan.prefill) {
+      pace_.prefill_took(static_cast<std::int64_t>(step.plan.token_ids.size()), took);
+    } else {
+      pace_.round_took(took);
     }
   }
   if (steps.empty()) {
@@ -333,6 +373,51 @@ bool Executor::launch(std::vector<ScheduledStep> steps) {
   }
   in_flight_.push_back(std::move(steps));
   return true;
+}
+
+void Executor::encode(std::int64_t budget_ns) {
+  const std::int64_t begin = now_ns();
+  if (const SequencePtr sequence = vision_->advance(budget_ns)) {
+    const double fraction = vision_->fraction(*sequence);
+    const auto percent = static_cast<std::int64_t>(100 * fraction);
+    if (percent > std::exchange(sequence->encoding_percent, percent)) {
+      show_progress(*sequence, ProgressPhase::kEncoding, fraction);
+    }
+  }
+  current_.vision_ns = now_ns() - begin;
+}
+
+/// After a piece of a prompt.
+void Executor::prompt_launched(Sequence& sequence) {
+  show_progress(sequence, ProgressPhase::kPrefill,
+                static_cast<double>(sequence.num_prefilled) /
+                    static_cast<double>(sequence.num_prompt_tokens()));
+  if (sequence.stage != Stage::kDecode) {
+    return;
+  }
+  if (sequence.request.output.return_image_embeddings) {
+    for (const auto& rows : sequence.embeddings) {
+      LogitRows& all = sequence.image_embeddings;
+      all.values.insert(all.values.end(), rows->values.get(),
+                        rows->values.get() + rows->num_tokens * rows->width);
+      all.num_rows += rows->num_tokens;
+    }
+  }
+  sequence.embeddings.clear();
+}
+
+void Executor::show_progress(const Sequence& sequence, ProgressPhase phase,
+                             std::optional<double> fraction) {
+  if (!sequence.request.return_progress) {
+    return;
+  }
+  Response response;
+  response.request_id = sequence.id;
+  response.num_prompt_tokens = sequence.num_prompt_tokens();
+  response.num_completion_tokens = sequence.num_emitted;
+  response.stats = sequence.stats;
+  response.progress = Progress{.phase = phase, .fraction = fraction};
+  responses_.push(std::move(response));
 }
 
 void Executor::read_oldest() {
@@ -396,6 +481,9 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   request_stats.last_token_ns = now_ns();
   if (sequence->num_emitted == 0) {
     request_stats.first_token_ns = request_stats.last_token_ns;
+    if (sequence->request.return_progress) {
+      response.progress = Progress{.phase = ProgressPhase::kDecoding, .fraction = {}};
+    }
   }
   sequence->num_emitted += num_kept;
   current_.num_emitted_tokens += num_kept;
@@ -441,9 +529,13 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   response.stats = sequence->stats;
   response.context_logits = std::move(sequence->context_logits);
   response.generation_logits = std::move(sequence->generation_logits);
+  response.image_embeddings = std::move(sequence->image_embeddings);
   ++current_.num_completed;
   const bool was_waiting = sequence->stage == Stage::kQueued;
   scheduler_->finish(sequence);
+  if (vision_) {
+    vision_->remove(*sequence);
+  }
   live_.erase(sequence->id);
   {
     const std::lock_guard lock(mutex_);
@@ -502,8 +594,13 @@ void Executor::report() {
   } else if (!inbox_.empty()) {
     oldest_arrival_ns_ = inbox_.front()->stats.arrival_ns;
   }
+  if (vision_) {
+    load_.encoder_cache_bytes = vision_->cache().num_bytes();
+    load_.encoder_cache_hits = vision_->cache().num_hits();
+    load_.encoder_cache_misses = vision_->cache().num_misses();
+  }
   if (current_.num_context_tokens + current_.num_generation_rows + current_.num_emitted_tokens +
-          current_.num_completed ==
+          current_.num_completed + current_.vision_ns ==
       0) {
     return;  // woken for nothing, such as the cancel of an unknown id
   }

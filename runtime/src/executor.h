@@ -17,9 +17,11 @@
 
 #include "runtime/src/engine_info.h"
 #include "runtime/src/model_runner.h"
+#include "runtime/src/pace.h"
 #include "runtime/src/response_queue.h"
 #include "runtime/src/scheduler.h"
 #include "runtime/src/types.h"
+#include "runtime/src/vision_queue.h"
 #include "runtime/src/vocabulary.h"
 
 namespace deltaflash {
@@ -85,6 +87,10 @@ class Executor {
   void end_overdue();
   void admit();
   bool launch(std::vector<ScheduledStep> steps);
+  void encode(std::int64_t budget_ns);
+  void prompt_launched(Sequence& sequence);
+  void show_progress(const Sequence& sequence, ProgressPhase phase,
+                     std::optional<double> fraction = {});
   void read_oldest();
   void take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
                 const StepResult& result, bool prefill);
@@ -98,6 +104,8 @@ class Executor {
   Vocabulary vocabulary_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<VisionQueue> vision_;  // null where pictures are refused; loop thread only
+  Pace pace_;                            // loop thread only
   ResponseQueue responses_;
   // Launched iterations whose steps have not all been read, oldest first.
   std::deque<std::vector<ScheduledStep>> in_flight_;

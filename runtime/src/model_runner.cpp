@@ -44,21 +44,30 @@ std::int64_t row_template(std::int64_t num_tokens) {
 }
 
 std::vector<Operator> bind_step(const std::vector<OpSpec>& ops, const ModelMemory& memory,
-                                const PluginTable& plugins) {
+                                Device& device) {
   std::vector<Operator> step;
   step.reserve(ops.size());
   for (const OpSpec& op : ops) {
-    step.push_back(bind_operator(op, memory, plugins));
+    step.push_back(bind_operator(op, memory, device));
   }
   return step;
 }
 
-void collect_weights(const std::vector<OpSpec>& ops, std::set<std::string>& used) {
+/// Adds the weights that ops and their segments use.
+void collect_weights(const Program& program, const std::vector<OpSpec>& ops,
+                     std::set<std::string>& used) {
   for (const OpSpec& op : ops) {
     for (const auto& [key, name] : op.weights) {
       used.insert(name);
     }
+    if (const auto found = program.segments.find(op.segment); found != program.segments.end()) {
+      used.insert(found->second.weight);
+    }
   }
+}
+
+bool is_buffer_of_vision(const BufferSpec& spec) {
+  return spec.rows != RowKind::kTokens && spec.rows != RowKind::kLogits;
 }
 
 }  // namespace
@@ -79,12 +88,18 @@ ModelRunner::ModelRunner(const std::filesystem::path& engine_dir, const RunnerLi
     files_.push_back(std::make_unique<SafetensorsFile>(path));
   }
   memory_.config = program.config;
-  load_weights(program);
+  const bool with_vision =
+      program.vision && device_->launch_waits() && has_vision_ops(device_->plugins());
+  load_weights(program, with_vision);
   allocate_pools(program);
-  const PluginTable& plugins = device_->plugins();
-  prefill_ = bind_step(program.prefill, memory_, plugins);
-  verify_ = bind_step(program.verify, memory_, plugins);
-  commit_ = bind_step(program.commit, memory_, plugins);
+  prefill_ = bind_step(program.prefill, memory_, *device_);
+  verify_ = bind_step(program.verify, memory_, *device_);
+  commit_ = bind_step(program.commit, memory_, *device_);
+  if (with_vision) {
+    vision_ = std::make_unique<VisionEncoder>(
+        *device_, memory_, program, std::min(limits.max_image_pixels, program.vision->max_pixels),
+        limits.max_vision_tile);
+  }
   const auto logits = memory_.buffers.find("logits");
   if (logits == memory_.buffers.end() || logits->second.spec.width != program.config.vocab_size) {
     throw EngineError("program has no buffer \"logits\" of width vocab_size");
@@ -102,9 +117,22 @@ ModelRunner::~ModelRunner() {
   }
 }
 
-void ModelRunner::load_weights(const Program& program) {
+void ModelRunner::load_weights(const Program& program, bool with_vision) {
+  std::set<std::string> used;
+  collect_weights(program, program.prefill, used);
+  collect_weights(program, program.verify, used);
+  std::set<std::string> used_by_vision;
+  for (const auto& stage : program.vision_stages) {
+    collect_weights(program, stage, used_by_vision);
+  }
   for (const auto& file : files_) {
     for (const auto& [name, tensor] : file->tensors()) {
+      if (!used.contains(name) && !used_by_vision.contains(name)) {
+        throw EngineError("weight \"" + name + "\" is left over: no op of the program uses it");
+      }
+      if (!used.contains(name) && !with_vision) {
+        continue;
+      }
       const bool fresh =
           memory_.weights
               .emplace(name, Weight{device_->place_weight(tensor.data, tensor.num_bytes()),
@@ -115,37 +143,32 @@ void ModelRunner::load_weights(const Program& program) {
       }
     }
   }
-  std::set<std::string> used;
-  collect_weights(program.prefill, used);
-  collect_weights(program.verify, used);
   for (const auto& [name, spec] : program.segments) {
-    if (spec.kind != "linear") {
-      throw EngineError("segment " + name + " is of kind \"" + spec.kind +
-                        "\", expected \"linear\"");
-    }
-    const auto found = memory_.weights.find(spec.weight);
-    if (found == memory_.weights.end()) {
-      throw EngineError("segment " + name + " uses weight \"" + spec.weight +
-                        "\", which the engine does not hold");
-    }
-    if (found->second.shape != std::vector<std::int64_t>{spec.out_dim, spec.in_dim}) {
-      throw EngineError("segment " + name + ": the shape of weight \"" + spec.weight +
-                        "\" is not [" + std::to_string(spec.out_dim) + ", " +
-                        std::to_string(spec.in_dim) + "]");
-    }
-    used.insert(spec.weight);
-    auto segment = device_->provider().make_linear({.name = name,
-                                                    .weight = found->second.data,
-                                                    .weight_dtype = found->second.dtype,
-                                                    .in_dim = spec.in_dim,
-                                                    .out_dim = spec.out_dim});
-    memory_.segments.emplace(name, BoundSegment{spec, std::move(segment)});
-  }
-  for (const auto& [name, weight] : memory_.weights) {
-    if (!used.contains(name)) {
-      throw EngineError("weight \"" + name + "\" is left over: no op of the program uses it");
+    if (with_vision || used.contains(spec.weight) || !used_by_vision.contains(spec.weight)) {
+      make_segment(name, spec);
     }
   }
+}
+
+void ModelRunner::make_segment(const std::string& name, const SegmentSpec& spec) {
+  if (spec.kind != "linear") {
+    throw EngineError("segment " + name + " is of kind \"" + spec.kind + "\", expected \"linear\"");
+  }
+  const auto found = memory_.weights.find(spec.weight);
+  if (found == memory_.weights.end()) {
+    throw EngineError("segment " + name + " uses weight \"" + spec.weight +
+                      "\", which the engine does not hold");
+  }
+  if (found->second.shape != std::vector<std::int64_t>{spec.out_dim, spec.in_dim}) {
+    throw EngineError("segment " + name + ": the shape of weight \"" + spec.weight + "\" is not [" +
+                      std::to_string(spec.out_dim) + ", " + std::to_string(spec.in_dim) + "]");
+  }
+  auto segment = device_->provider().make_linear({.name = name,
+                                                  .weight = found->second.data,
+                                                  .weight_dtype = found->second.dtype,
+                                                  .in_dim = spec.in_dim,
+                                                  .out_dim = spec.out_dim});
+  memory_.segments.emplace(name, BoundSegment{spec, std::move(segment)});
 }
 
 template <typename T>
@@ -164,6 +187,9 @@ void ModelRunner::allocate_pools(const Program& program) {
   memory_.conv_ring_cols = power_of_two_at_least(config.conv_kernel - 1 + longest_row);
 
   for (const auto& [name, spec] : program.buffers) {
+    if (is_buffer_of_vision(spec)) {
+      continue;  // the vision encoder's
+    }
     const std::int64_t rows = spec.rows == RowKind::kTokens ? limits_.max_tokens : max_logits_;
     const std::size_t bytes = num_bytes({rows, spec.width}, size_of(spec.dtype));
     memory_.buffers.emplace(name, Buffer{device_->allocate(bytes), spec});
@@ -336,6 +362,7 @@ void ModelRunner::launch_prefill(const StepPlan& plan, const Staging& staging) {
   upload(memory_.step.token_ids, plan.token_ids);
   upload(memory_.step.positions, plan.positions);
   upload(memory_.step.logit_index, logit_index);
+  memory_.image_rows = plan.image_rows;
   run(shape);
 }
 

@@ -15,6 +15,7 @@
 #include "runtime/src/operators.h"
 #include "runtime/src/program.h"
 #include "runtime/src/safetensors.h"
+#include "runtime/src/vision_encoder.h"
 
 namespace deltaflash {
 
@@ -25,11 +26,13 @@ struct RunnerLimits {
   std::int64_t max_prefill_chunk;  // longest prefill row; may ask for the logits of all its tokens
   std::int64_t num_pages;
   std::int64_t page_size;
-  std::int64_t max_pages;      // of one slot
-  std::int64_t max_draft;      // a verify row has at most max_draft + 1 tokens
-  std::int64_t history_limit;  // of the replay ring; 0 = absorb at start
-  std::int64_t max_forced;     // test hooks; 0 = off
-  std::int64_t max_unread;     // steps launched but not read
+  std::int64_t max_pages;         // of one slot
+  std::int64_t max_draft;         // a verify row has at most max_draft + 1 tokens
+  std::int64_t history_limit;     // of the replay ring; 0 = absorb at start
+  std::int64_t max_forced;        // test hooks; 0 = off
+  std::int64_t max_unread;        // steps launched but not read
+  std::int64_t max_image_pixels;  // the program's limit holds as well
+  std::int64_t max_vision_tile;   // patches
 };
 
 /// What a sequence brings to its slot. Nothing of the slot's earlier life is read afterwards.
@@ -59,6 +62,7 @@ struct StepPlan {
   std::vector<StepRow> rows;
   std::vector<std::int32_t> token_ids;  // prefill: packed
   std::vector<std::int32_t> positions;  // prefill: [3, num_tokens]
+  std::vector<ImageRows> image_rows;    // prefill; read while it is launched
 };
 
 /// What a step emitted, row by row of its plan.
@@ -89,6 +93,10 @@ class ModelRunner {
   const ModelConfig& config() const { return memory_.config; }
   std::int64_t max_logits() const { return max_logits_; }
   std::string_view device_name() const { return device_->name(); }
+  bool launch_waits() const { return device_->launch_waits(); }
+
+  /// Null where the engine has no vision encoder or the device cannot run it.
+  VisionEncoder* vision() { return vision_.get(); }
 
   /// Hands a slot to a sequence.
   void admit(std::int32_t slot, const Admission& admission);
@@ -114,7 +122,8 @@ class ModelRunner {
     std::unique_ptr<Event> event;
   };
 
-  void load_weights(const Program& program);
+  void load_weights(const Program& program, bool with_vision);
+  void make_segment(const std::string& name, const SegmentSpec& spec);
   void allocate_pools(const Program& program);
   void allocate_step_arrays();
   template <typename T>
@@ -130,6 +139,7 @@ class ModelRunner {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::unique_ptr<Device> device_;  // after files_: weights are mapped for as long as it lives
   ModelMemory memory_;
+  std::unique_ptr<VisionEncoder> vision_;
   std::vector<Operator> prefill_;
   std::vector<Operator> verify_;
   std::vector<Operator> commit_;

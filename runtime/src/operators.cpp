@@ -4,108 +4,10 @@
 #include <cmath>
 
 #include "plugins/common/error.h"
+#include "runtime/src/op_binder.h"
 
 namespace deltaflash {
 namespace {
-
-/// Looks things up for one op and says which op missed what.
-class Binder {
- public:
-  Binder(const OpSpec& op, const ModelMemory& memory) : op_(op), memory_(memory) {}
-
-  /// The buffer under `key`; its rows must be `width` elements wide, and be `rows`.
-  const Buffer& buffer(const std::string& key, std::int64_t width,
-                       RowKind rows = RowKind::kTokens) const {
-    const Buffer& found = wide_buffer(key, width, rows);
-    if (found.spec.width != width) {
-      fail_width(key, width, found);
-    }
-    return found;
-  }
-
-  /// The same where an op knows strides: its rows may be wider.
-  const Buffer& wide_buffer(const std::string& key, std::int64_t width,
-                            RowKind rows = RowKind::kTokens) const {
-    const Buffer& found = any_buffer(key);
-    if (found.spec.width < width) {
-      fail_width(key, width, found);
-    }
-    if (found.spec.rows != rows) {
-      fail("needs rows of " + std::string(rows == RowKind::kTokens ? "tokens" : "logits") +
-           " in its buffer \"" + key + "\"");
-    }
-    return found;
-  }
-
-  /// The buffer under `key`, whatever its rows.
-  const Buffer& any_buffer(const std::string& key) const {
-    const auto name = op_.buffers.find(key);
-    if (name == op_.buffers.end()) {
-      fail("has no buffer \"" + key + "\"");
-    }
-    const auto found = memory_.buffers.find(name->second);
-    if (found == memory_.buffers.end()) {
-      fail("uses buffer \"" + name->second + "\", which the program does not declare");
-    }
-    return found->second;
-  }
-
-  bool has_buffer(const std::string& key) const { return op_.buffers.contains(key); }
-
-  /// The data of the weight under `key`, checked for dtype and shape.
-  template <typename T>
-  const T* weight(const std::string& key, DType dtype,
-                  const std::vector<std::int64_t>& shape) const {
-    const auto name = op_.weights.find(key);
-    if (name == op_.weights.end()) {
-      fail("has no weight \"" + key + "\"");
-    }
-    const auto found = memory_.weights.find(name->second);
-    if (found == memory_.weights.end()) {
-      fail("uses weight \"" + name->second + "\", which the engine does not hold");
-    }
-    if (found->second.dtype != dtype || found->second.shape != shape) {
-      fail("weight \"" + name->second + "\" is " +
-           describe(found->second.dtype, found->second.shape) + ", expected " +
-           describe(dtype, shape));
-    }
-    return static_cast<const T*>(found->second.data);
-  }
-
-  std::int64_t attr(const std::string& key, std::int64_t limit) const {
-    const auto found = op_.attrs.find(key);
-    if (found == op_.attrs.end()) {
-      fail("has no attribute \"" + key + "\"");
-    }
-    if (found->second < 0 || found->second >= limit) {
-      fail("attribute \"" + key + "\" is " + std::to_string(found->second) + ", expected 0.." +
-           std::to_string(limit - 1));
-    }
-    return found->second;
-  }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw EngineError("program op " + op_.name() + " " + what);
-  }
-
- private:
-  [[noreturn]] void fail_width(const std::string& key, std::int64_t width,
-                               const Buffer& found) const {
-    fail("needs " + std::to_string(width) + " columns of buffer \"" + op_.buffers.at(key) +
-         "\", found " + std::to_string(found.spec.width));
-  }
-
-  static std::string describe(DType dtype, const std::vector<std::int64_t>& shape) {
-    std::string text = std::string(name_of(dtype)) + " [";
-    for (std::size_t i = 0; i < shape.size(); ++i) {
-      text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    }
-    return text + "]";
-  }
-
-  const OpSpec& op_;
-  const ModelMemory& memory_;
-};
 
 /// A row count for buffers of either kind.
 std::int64_t rows_in(const Buffer& buffer, const StepShape& shape) {
@@ -129,7 +31,7 @@ PagedKv paged_kv(const ModelMemory& memory, std::int64_t layer) {
 }
 
 Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
-  const Binder bind(op, memory);
+  const OpBinder bind(op, memory);
   const auto found = memory.segments.find(op.segment);
   if (found == memory.segments.end()) {
     bind.fail("is not among the program's segments");
@@ -148,7 +50,8 @@ Operator bind_segment(const OpSpec& op, const ModelMemory& memory) {
   };
 }
 
-Operator bind_embedding(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
+Operator bind_embedding(const OpBinder& bind, const ModelMemory& memory,
+                        const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const Buffer& out = bind.buffer("out", config.hidden_size);
   const Embedding args{.ids = memory.step.token_ids,
@@ -166,7 +69,19 @@ Operator bind_embedding(const Binder& bind, const ModelMemory& memory, const Plu
   };
 }
 
-Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const PluginTable& plugins) {
+Operator bind_image_rows(const OpBinder& bind, const ModelMemory& memory, Device& device) {
+  const std::int64_t width = memory.config.hidden_size;
+  auto* x = static_cast<float*>(bind.buffer("x", width).data);
+  return [x, width, &memory, &device](const StepShape& /*shape*/, Stream /*stream*/) {
+    for (const ImageRows& rows : memory.image_rows) {
+      device.upload(x + rows.first_token * width, rows.values,
+                    static_cast<std::size_t>(rows.num_tokens * width) * sizeof(float));
+    }
+  };
+}
+
+Operator bind_rms_norm(const OpBinder& bind, const ModelMemory& memory,
+                       const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const RowKind rows = bind.any_buffer("x").spec.rows;
   const Buffer& x = bind.buffer("x", config.hidden_size, rows);
@@ -189,7 +104,7 @@ Operator bind_rms_norm(const Binder& bind, const ModelMemory& memory, const Plug
   };
 }
 
-Operator bind_causal_conv(const Binder& bind, const ModelMemory& memory,
+Operator bind_causal_conv(const OpBinder& bind, const ModelMemory& memory,
                           const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const Buffer& x = bind.wide_buffer("x", config.conv_channels());
@@ -213,7 +128,7 @@ Operator bind_causal_conv(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_gated_delta_net(const Binder& bind, const ModelMemory& memory,
+Operator bind_gated_delta_net(const OpBinder& bind, const ModelMemory& memory,
                               void (*run)(const GatedDeltaNet&, Stream)) {
   const ModelConfig& config = memory.config;
   const Buffer& qkv = bind.buffer("qkv", config.conv_channels());
@@ -249,7 +164,7 @@ Operator bind_gated_delta_net(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_gated_rms_norm(const Binder& bind, const ModelMemory& memory,
+Operator bind_gated_rms_norm(const OpBinder& bind, const ModelMemory& memory,
                              const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const std::int64_t width = config.num_value_heads * config.value_dim;
@@ -279,7 +194,7 @@ std::int64_t qkv_width(const ModelConfig& config) {
   return 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
 }
 
-Operator bind_rotary_kv_write(const Binder& bind, const ModelMemory& memory,
+Operator bind_rotary_kv_write(const OpBinder& bind, const ModelMemory& memory,
                               const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const Buffer& qkv = bind.buffer("qkv", qkv_width(config));
@@ -307,7 +222,7 @@ Operator bind_rotary_kv_write(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_gated_attention(const Binder& bind, const ModelMemory& memory,
+Operator bind_gated_attention(const OpBinder& bind, const ModelMemory& memory,
                               const PluginTable& plugins) {
   const ModelConfig& config = memory.config;
   const std::int64_t width = config.num_heads * config.head_dim;
@@ -332,7 +247,7 @@ Operator bind_gated_attention(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_silu_mul(const Binder& bind, const PluginTable& plugins) {
+Operator bind_silu_mul(const OpBinder& bind, const PluginTable& plugins) {
   const std::int64_t dim = bind.any_buffer("out").spec.width;
   const Buffer& gate_up = bind.buffer("gate_up", 2 * dim);
   const SiluMul args{.gate_up = gate_up.data,
@@ -347,7 +262,7 @@ Operator bind_silu_mul(const Binder& bind, const PluginTable& plugins) {
   };
 }
 
-Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
+Operator bind_gather_rows(const OpBinder& bind, const ModelMemory& memory,
                           const PluginTable& plugins) {
   const Buffer& x = bind.wide_buffer("x", 1);
   const GatherRows args{.x = x.data,
@@ -363,7 +278,7 @@ Operator bind_gather_rows(const Binder& bind, const ModelMemory& memory,
   };
 }
 
-Operator bind_sample_accept(const Binder& bind, const ModelMemory& memory,
+Operator bind_sample_accept(const OpBinder& bind, const ModelMemory& memory,
                             const PluginTable& plugins) {
   const Buffer& logits = bind.buffer("logits", memory.config.vocab_size, RowKind::kLogits);
   const auto* values = static_cast<const float*>(logits.data);
@@ -417,14 +332,18 @@ RowBatch rows_of(const StepShape& shape, const StepArrays& step) {
           .max_row_tokens = shape.max_row_tokens};
 }
 
-Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const PluginTable& plugins) {
+Operator bind_operator(const OpSpec& op, const ModelMemory& memory, Device& device) {
+  const PluginTable& plugins = device.plugins();
   if (!op.segment.empty()) {
     return bind_segment(op, memory);
   }
-  const Binder bind(op, memory);
+  const OpBinder bind(op, memory);
   const std::string& name = op.plugin;
   if (name == "embedding") {
     return bind_embedding(bind, memory, plugins);
+  }
+  if (name == "image_rows") {
+    return bind_image_rows(bind, memory, device);
   }
   if (name == "rms_norm") {
     return bind_rms_norm(bind, memory, plugins);

@@ -75,6 +75,13 @@ struct BoundSegment {
   std::unique_ptr<Segment> run;
 };
 
+/// Rows of a picture that stand in for embeddings of a prefill step.
+struct ImageRows {
+  std::int64_t first_token;  // packed
+  std::int64_t num_tokens;
+  const float* values;  // host memory, [num_tokens, hidden_size]
+};
+
 /// Everything an op may be bound to. Outlives the operators.
 struct ModelMemory {
   ModelConfig config;
@@ -85,6 +92,7 @@ struct ModelMemory {
   std::vector<KvLayer> kv_layers;
   const float* inv_freq;  // device memory
   StepArrays step;
+  std::vector<ImageRows> image_rows;  // of the prefill step at hand
   SlotArrays slot;
   std::int64_t page_size;
   std::int64_t conv_ring_cols;
@@ -108,9 +116,9 @@ RowBatch rows_of(const StepShape& shape, const StepArrays& step);
 
 using Operator = std::function<void(const StepShape&, Stream)>;
 
-/// Binds an op of the program to memory and to the plugins of a device, so that running a step is
-/// calling its operators in order. Throws EngineError for an op, buffer or weight that is unknown
-/// or of the wrong size.
-Operator bind_operator(const OpSpec& op, const ModelMemory& memory, const PluginTable& plugins);
+/// Binds an op of the program to memory and to a device, so that running a step is calling its
+/// operators in order. Throws EngineError for an op, buffer or weight that is unknown or of the
+/// wrong size.
+Operator bind_operator(const OpSpec& op, const ModelMemory& memory, Device& device);
 
 }  // namespace deltaflash

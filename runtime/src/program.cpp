@@ -1,9 +1,11 @@
 #include "runtime/src/program.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "plugins/common/error.h"
 
@@ -16,6 +18,12 @@ constexpr int kSchemaVersion = 1;
 
 constexpr std::int64_t kMaxSize = 1 << 24;  // above any width; products of a few do not overflow
 constexpr std::int64_t kMaxContext = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxPatchSize = 1 << 10;
+constexpr std::int64_t kMaxMergeSize = 4;
+constexpr std::int64_t kMinVisionHeadDim = 16;  // the vision ops take 16 to 128
+constexpr std::int64_t kMaxVisionHeadDim = 128;
+constexpr std::int64_t kMaxPixels = 1 << 28;
+constexpr std::size_t kNumLevels = std::size_t{3} * 256;
 constexpr std::int64_t kMaxConvKernel = 16;  // taps the causal_conv ops take
 
 [[noreturn]] void refuse(const std::string& field, const std::string& found,
@@ -106,16 +114,61 @@ ModelConfig parse_config(const json& entry) {
   return config;
 }
 
+constexpr std::array<std::pair<std::string_view, RowKind>, 6> kRowKinds = {{
+    {"tokens", RowKind::kTokens},
+    {"logits", RowKind::kLogits},
+    {"patches", RowKind::kPatches},
+    {"patch_tile", RowKind::kPatchTile},
+    {"image_tokens", RowKind::kImageTokens},
+    {"image_token_tile", RowKind::kImageTokenTile},
+}};
+
 BufferSpec parse_buffer(const json& entry) {
   const auto rows = entry.at("rows").get<std::string>();
-  if (rows != "tokens" && rows != "logits") {
-    throw EngineError("buffer rows are \"" + rows + "\", expected \"tokens\" or \"logits\"");
+  const auto* const kind = std::find_if(kRowKinds.begin(), kRowKinds.end(),
+                                        [&](const auto& known) { return known.first == rows; });
+  if (kind == kRowKinds.end()) {
+    throw EngineError("buffer rows are \"" + rows +
+                      "\", expected \"tokens\", \"logits\" or a kind of the vision step");
   }
   if (const auto dtype = entry.at("dtype").get<std::string>(); dtype != "float32") {
     throw EngineError("buffer dtype is \"" + dtype + "\", expected \"float32\"");
   }
-  return {rows == "tokens" ? RowKind::kTokens : RowKind::kLogits, size_at(entry, "width"),
-          DType::kFloat32};
+  return {kind->second, size_at(entry, "width"), DType::kFloat32};
+}
+
+VisionConfig parse_vision(const json& entry, const ModelConfig& model) {
+  VisionConfig config{};
+  config.depth = size_at(entry, "depth");
+  config.hidden_size = size_at(entry, "hidden_size");
+  config.num_heads = size_at(entry, "num_heads");
+  config.intermediate_size = size_at(entry, "intermediate_size");
+  config.patch_size = size_at(entry, "patch_size", 1, kMaxPatchSize);
+  config.num_frames = size_at(entry, "num_frames", 1, kMaxPatchSize);
+  config.merge_size = size_at(entry, "merge_size", 1, kMaxMergeSize);
+  if (kMaxMergeSize % config.merge_size != 0) {
+    refuse("merge_size", std::to_string(config.merge_size), "1, 2 or 4");
+  }
+  config.position_side = size_at(entry, "position_side");
+  config.layer_norm_eps = finite_at(entry, "layer_norm_eps");
+  config.rotary_theta = finite_at(entry, "rotary_theta");
+  config.image_token_id =
+      static_cast<std::int32_t>(size_at(entry, "image_token_id", 0, model.vocab_size - 1));
+  config.max_pixels = size_at(entry, "max_pixels", config.factor() * config.factor(), kMaxPixels);
+  config.min_pixels = size_at(entry, "min_pixels", 1, config.max_pixels);
+  check_multiple("hidden_size of vision", config.hidden_size, config.num_heads);
+  check_multiple("head_dim of vision", config.head_dim(), 4);
+  if (config.head_dim() < kMinVisionHeadDim || config.head_dim() > kMaxVisionHeadDim) {
+    refuse("head_dim of vision", std::to_string(config.head_dim()),
+           std::to_string(kMinVisionHeadDim) + " to " + std::to_string(kMaxVisionHeadDim));
+  }
+  for (const auto& channel : entry.at("pixel_levels").get<std::vector<std::vector<float>>>()) {
+    config.pixel_levels.insert(config.pixel_levels.end(), channel.begin(), channel.end());
+  }
+  if (config.pixel_levels.size() != kNumLevels) {
+    refuse("pixel_levels", std::to_string(config.pixel_levels.size()) + " numbers", "3 x 256");
+  }
+  return config;
 }
 
 std::map<std::string, std::int64_t> parse_attrs(const json& entry) {
@@ -181,15 +234,57 @@ void check_step(const std::string& step, const std::vector<OpSpec>& ops,
   }
 }
 
+/// The stages of a whole encoder: one that cuts patches, two for each block. Keys and values of a
+/// block are complete before attention reads them, and are read before the next block's are made.
+void check_vision(const Program& program) {
+  const auto& stages = program.vision_stages;
+  const std::int64_t depth = program.vision ? program.vision->depth : 0;
+  const auto expected = program.vision ? static_cast<std::size_t>(2 * depth + 1) : std::size_t{0};
+  if (stages.size() != expected) {
+    throw EngineError("vision has " + std::to_string(stages.size()) + " stages, expected " +
+                      std::to_string(expected));
+  }
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const std::string name = "stage " + std::to_string(i) + " of vision";
+    if (stages[i].empty()) {
+      throw EngineError(name + " is empty");
+    }
+    for (const OpSpec& op : stages[i]) {
+      const bool first = &op == &stages[i].front();
+      const bool last = &op == &stages[i].back();
+      if ((op.plugin == "patchify") != (i == 0 && first) ||
+          (op.plugin == "vision_rotary") != (i % 2 == 1 && last) ||
+          (op.plugin == "vision_attention") != (i > 0 && i % 2 == 0 && first)) {
+        throw EngineError(name + " has " + op.name() + " out of its place");
+      }
+    }
+  }
+  for (const auto* step : {&program.prefill, &program.verify, &program.commit}) {
+    for (std::size_t i = 0; i < step->size(); ++i) {
+      const bool expects = program.vision && step == &program.prefill && i == 1;
+      if (((*step)[i].plugin == "image_rows") != expects) {
+        throw EngineError("image_rows does not stand behind the embedding of prefill alone");
+      }
+    }
+  }
+}
+
 void check_steps(const Program& program) {
   check_step("prefill", program.prefill, program.config);
   check_step("verify", program.verify, program.config);
   if (program.commit.size() != 1 || program.commit.front().plugin != "commit_round") {
     throw EngineError("commit is not commit_round alone");
   }
+  check_vision(program);
 }
 
 }  // namespace
+
+std::string_view name_of(RowKind rows) {
+  const auto* const kind = std::find_if(kRowKinds.begin(), kRowKinds.end(),
+                                        [&](const auto& known) { return known.second == rows; });
+  return kind->first;
+}
 
 Program read_program(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -203,7 +298,11 @@ Program read_program(const std::filesystem::path& path) {
                         std::to_string(kSchemaVersion));
     }
     Program program;
-    program.config = parse_config(document.at("config"));
+    const json& config = document.at("config");
+    program.config = parse_config(config);
+    if (const auto vision = config.find("vision"); vision != config.end() && !vision->is_null()) {
+      program.vision = parse_vision(*vision, program.config);
+    }
     for (const json& entry : document.at("buffers")) {
       const auto name = entry.at("name").get<std::string>();
       if (!program.buffers.emplace(name, parse_buffer(entry)).second) {
@@ -223,6 +322,9 @@ Program read_program(const std::filesystem::path& path) {
     program.prefill = parse_step(steps.at("prefill"));
     program.verify = parse_step(steps.at("verify"));
     program.commit = parse_step(steps.at("commit"));
+    for (const json& stage : steps.value("vision", json::array())) {
+      program.vision_stages.push_back(parse_step(stage));
+    }
     check_steps(program);
     return program;
   } catch (const json::exception& error) {

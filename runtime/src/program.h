@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plugins/common/dtype.h"
@@ -40,8 +42,41 @@ struct ModelConfig {
   }
 };
 
-/// How many rows of a buffer a step fills.
-enum class RowKind : std::uint8_t { kTokens, kLogits };
+/// Sizes of the vision encoder and what it does to pixels.
+struct VisionConfig {
+  std::int64_t depth;
+  std::int64_t hidden_size;
+  std::int64_t num_heads;
+  std::int64_t intermediate_size;
+  std::int64_t patch_size;     // pixels
+  std::int64_t num_frames;     // of a patch; all show the one picture
+  std::int64_t merge_size;     // rows and columns of patches that become one token
+  std::int64_t position_side;  // of the learned position table
+  float layer_norm_eps;
+  float rotary_theta;
+  std::int32_t image_token_id;
+  std::int64_t min_pixels;          // of a resized picture
+  std::int64_t max_pixels;          // of a resized picture
+  std::vector<float> pixel_levels;  // [3, 256]
+
+  std::int64_t head_dim() const { return hidden_size / num_heads; }
+  std::int64_t factor() const { return patch_size * merge_size; }  // pixels of a token's side
+  std::int64_t merged() const { return merge_size * merge_size; }  // patches of a token
+};
+
+/// How many rows of a buffer a step fills. Those of the vision step are as long as the picture or
+/// as the tile of rows at hand.
+enum class RowKind : std::uint8_t {
+  kTokens,
+  kLogits,
+  kPatches,
+  kPatchTile,
+  kImageTokens,
+  kImageTokenTile,
+};
+
+/// As program.json spells it.
+std::string_view name_of(RowKind rows);
 
 struct BufferSpec {
   RowKind rows;
@@ -76,6 +111,10 @@ struct Program {
   std::vector<OpSpec> prefill;
   std::vector<OpSpec> verify;
   std::vector<OpSpec> commit;
+  std::optional<VisionConfig> vision;
+  /// The stages of the vision step: each runs on tiles of rows, and begins when the one before has
+  /// done the whole picture.
+  std::vector<std::vector<OpSpec>> vision_stages;
 };
 
 /// Throws EngineError naming the file and the entry that is wrong.

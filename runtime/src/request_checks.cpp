@@ -13,6 +13,7 @@ namespace {
 /// Verify kernels take rows of up to 16 tokens.
 constexpr std::int32_t kMaxDraftTokens = 15;
 constexpr std::int32_t kMaxThreads = 1024;
+constexpr std::int32_t kVisionTileStep = 16;  // patches: a multiple of those of a token
 constexpr std::int64_t kDefaultKvTokensPerSlot = 4096;
 constexpr std::int64_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max();  // pages are int32
 
@@ -66,6 +67,31 @@ void check_sampling(const SamplingConfig& sampling, std::int64_t vocab_size) {
   }
 }
 
+void check_images(const std::vector<Image>& images, const EngineInfo& engine) {
+  if (!images.empty() && !engine.has_vision) {
+    refuse("images", std::to_string(images.size()) + " pictures",
+           "none: this engine on this device has no vision encoder");
+  }
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    const Image& image = images[i];
+    const std::string field = "images[" + std::to_string(i) + "]";
+    const std::string found =
+        std::to_string(image.width) + " x " + std::to_string(image.height) + " pixels";
+    if (image.height < 1 || image.width < 1 || image.height % engine.image_factor != 0 ||
+        image.width % engine.image_factor != 0) {
+      refuse(field, found, "multiples of " + std::to_string(engine.image_factor));
+    }
+    if (image.height > engine.max_image_pixels / image.width) {
+      refuse(field, found,
+             "at most " + std::to_string(engine.max_image_pixels) + " pixels (max_image_pixels)");
+    }
+    if (!image.pixels ||
+        static_cast<std::int64_t>(image.pixels->size()) != 3 * image.height * image.width) {
+      refuse(field, "other data than " + found, "3 bytes a pixel");
+    }
+  }
+}
+
 }  // namespace
 
 void refuse(const std::string& field, const std::string& found, const std::string& expected) {
@@ -101,6 +127,12 @@ void check_config(const ExecutorConfig& config) {
     refuse("max_draft_tokens", std::to_string(config.max_draft_tokens),
            "at most " + std::to_string(kMaxDraftTokens));
   }
+  at_least("max_image_pixels", config.max_image_pixels, 1);
+  at_least("encoder_cache_bytes", config.encoder_cache_bytes, 0);
+  if (config.max_vision_tile < kVisionTileStep || config.max_vision_tile % kVisionTileStep != 0) {
+    refuse("max_vision_tile", std::to_string(config.max_vision_tile),
+           "a positive multiple of " + std::to_string(kVisionTileStep));
+  }
   const std::int64_t row = config.max_draft_tokens + std::int64_t{1};
   if (config.ring_history != 0 && config.ring_history < row) {
     refuse("ring_history", std::to_string(config.ring_history),
@@ -130,6 +162,7 @@ void check_request(const Request& request, const ExecutorConfig& config, const E
     refuse("input_token_ids", "empty", "at least one token");
   }
   check_ids("input_token_ids", request.input_token_ids, engine.vocab_size);
+  check_images(request.images, engine);
   if (num_prompt >= engine.context_len) {
     refuse("input_token_ids", std::to_string(num_prompt) + " tokens",
            "fewer than the context of " + std::to_string(engine.context_len));

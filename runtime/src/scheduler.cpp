@@ -1,6 +1,7 @@
 #include "runtime/src/scheduler.h"
 
 #include <algorithm>
+#include <array>
 
 namespace deltaflash {
 namespace {
@@ -11,6 +12,38 @@ bool is_plain_greedy(const Request& request) {
   return sampling.temperature == 0 && sampling.repetition_penalty == 1 &&
          sampling.presence_penalty == 0 && sampling.frequency_penalty == 0 &&
          sampling.logit_bias.empty() && request.min_tokens == 0;
+}
+
+/// Rotary positions of the next `count` tokens of a prompt, axis by axis.
+void add_positions(const Sequence& sequence, std::int64_t count,
+                   std::array<std::vector<std::int32_t>, 3>& positions) {
+  const std::vector<std::int32_t>& all = sequence.layout.positions;
+  for (std::size_t axis = 0; axis < positions.size(); ++axis) {
+    for (std::int64_t i = sequence.num_prefilled; i < sequence.num_prefilled + count; ++i) {
+      const auto token = static_cast<std::size_t>(i);
+      positions[axis].push_back(all.empty()
+                                    ? static_cast<std::int32_t>(i)
+                                    : all[axis * sequence.request.input_token_ids.size() + token]);
+    }
+  }
+}
+
+/// The rows of pictures among the next `count` tokens of a prompt, whose ids are the plan's last.
+void add_images(const Sequence& sequence, std::int64_t count, StepPlan& plan) {
+  const std::int64_t begin = sequence.num_prefilled;
+  const auto packed = static_cast<std::int64_t>(plan.token_ids.size()) - count;
+  for (std::size_t i = 0; i < sequence.embeddings.size(); ++i) {
+    const ImageSpan& span = sequence.layout.images[i];
+    const std::int64_t first = std::max(begin, span.first_token);
+    const std::int64_t end = std::min(begin + count, span.first_token + span.num_tokens);
+    if (first < end) {
+      const ImageEmbeddings& rows = *sequence.embeddings[i];
+      plan.image_rows.push_back(
+          {.first_token = packed + first - begin,
+           .num_tokens = end - first,
+           .values = rows.values.get() + (first - span.first_token) * rows.width});
+    }
+  }
 }
 
 }  // namespace
@@ -82,7 +115,27 @@ bool Scheduler::takes_part(const Sequence& sequence) const {
          sequence.num_emitted + sequence.num_sampling_in_flight < sequence.max_tokens;
 }
 
-std::vector<ScheduledStep> Scheduler::plan() {
+bool Scheduler::has_verify() const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [this](const auto& sequence) { return takes_part(*sequence); });
+}
+
+bool Scheduler::has_prefill() const {
+  return std::any_of(running_.begin(), running_.end(), [this](const auto& sequence) {
+    return sequence->stage == Stage::kPrefill && num_available(*sequence) > 0;
+  });
+}
+
+/// Prompt tokens that may be launched, as far as pictures are concerned.
+std::int64_t Scheduler::num_available(const Sequence& sequence) const {
+  std::int64_t end = sequence.num_ready_tokens();
+  if (end < sequence.num_prompt_tokens() && config_.max_prefill_chunk >= kPrefillAlignment) {
+    end = end / kPrefillAlignment * kPrefillAlignment;
+  }
+  return end - sequence.num_prefilled;
+}
+
+std::vector<ScheduledStep> Scheduler::plan(std::int64_t max_prefill_tokens) {
   std::vector<ScheduledStep> steps;
   // Verify rows first: a prompt that ends in this iteration decodes from the next one on, so that
   // the prefill cannot add rows to what it has left room for.
@@ -91,7 +144,7 @@ std::vector<ScheduledStep> Scheduler::plan() {
   for (const StepRow& row : verify.plan.rows) {
     budget -= row.num_tokens;
   }
-  ScheduledStep prefill = plan_prefill(budget);
+  ScheduledStep prefill = plan_prefill(std::min(budget, max_prefill_tokens));
   for (ScheduledStep* step : {&verify, &prefill}) {
     if (!step->rows.empty()) {
       steps.push_back(std::move(*step));
@@ -105,9 +158,9 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
   step.plan.prefill = true;
   step.plan.greedy_only = true;
   std::int64_t logits_left = max_logits_;
-  std::vector<std::int32_t> positions;
+  std::array<std::vector<std::int32_t>, 3> positions;
   for (const auto& sequence : running_) {
-    if (sequence->stage != Stage::kPrefill) {
+    if (sequence->stage != Stage::kPrefill || num_available(*sequence) <= 0) {
       continue;
     }
     const std::int64_t begin = sequence->num_prefilled;
@@ -115,7 +168,7 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
     const bool all_logits = sequence->request.output.return_context_logits;
     std::int64_t most = std::min<std::int64_t>(budget, config_.max_prefill_chunk);
     most = all_logits ? std::min(most, logits_left) : (logits_left > 0 ? most : 0);
-    std::int64_t count = std::min(left, most);
+    std::int64_t count = std::min(num_available(*sequence), most);
     if (count < left && config_.max_prefill_chunk >= kPrefillAlignment) {
       count = (begin + count) / kPrefillAlignment * kPrefillAlignment - begin;
     }
@@ -125,9 +178,8 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
     const bool last = count == left;
     const auto first = sequence->request.input_token_ids.begin() + begin;
     step.plan.token_ids.insert(step.plan.token_ids.end(), first, first + count);
-    for (std::int64_t i = 0; i < count; ++i) {
-      positions.push_back(static_cast<std::int32_t>(begin + i));
-    }
+    add_images(*sequence, count, step.plan);
+    add_positions(*sequence, count, positions);
     step.plan.rows.push_back({.slot = sequence->slot,
                               .num_tokens = static_cast<std::int32_t>(count),
                               .samples = last,
@@ -145,9 +197,8 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
       ++sequence->num_sampling_in_flight;
     }
   }
-  // Text positions are the same on all three axes.
-  for (int axis = 0; axis < 3; ++axis) {
-    step.plan.positions.insert(step.plan.positions.end(), positions.begin(), positions.end());
+  for (const auto& axis : positions) {
+    step.plan.positions.insert(step.plan.positions.end(), axis.begin(), axis.end());
   }
   return step;
 }

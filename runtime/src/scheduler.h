@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -36,8 +37,14 @@ class Scheduler {
 
   /// The steps of an iteration, in the order in which to launch them; none is empty. Together they
   /// have at most max_num_tokens tokens: one verify row for every decoding sequence that may still
-  /// emit, and with what that leaves the next prompt chunks, oldest sequence first.
-  std::vector<ScheduledStep> plan();
+  /// emit, and with what that leaves, but no more than `max_prefill_tokens`, the next prompt
+  /// chunks, oldest sequence first. A prompt goes as far as its pictures are encoded.
+  std::vector<ScheduledStep> plan(
+      std::int64_t max_prefill_tokens = std::numeric_limits<std::int64_t>::max());
+
+  /// Whether a step of `plan` would have verify rows, or rows of prompts.
+  bool has_verify() const;
+  bool has_prefill() const;
 
   /// Removes a waiting sequence or marks a running one finished. Slot and pages of a running one
   /// come back once no launched step holds it: `step_read` sees to that.
@@ -56,6 +63,7 @@ class Scheduler {
  private:
   std::int64_t verify_len(const Sequence& sequence) const;
   bool takes_part(const Sequence& sequence) const;
+  std::int64_t num_available(const Sequence& sequence) const;
   ScheduledStep plan_prefill(std::int64_t budget);
   ScheduledStep plan_verify();
   void release(Sequence& sequence);

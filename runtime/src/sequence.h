@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plugins/common/slot_table.h"
+#include "runtime/src/prompt_layout.h"
 #include "runtime/src/text_stream.h"
 #include "runtime/src/types.h"
 
@@ -41,6 +42,17 @@ struct Sequence {
   RequestStats stats;
   LogitRows context_logits;
   LogitRows generation_logits;
+  LogitRows image_embeddings;
+  PromptLayout layout;  // empty without pictures
+  // Of the pictures encoded so far, until the prompt is launched.
+  std::vector<std::shared_ptr<const ImageEmbeddings>> embeddings;
+  std::int64_t encoding_percent = -1;  // last reported
+
+  /// Prompt tokens up to the first picture that is not encoded.
+  std::int64_t num_ready_tokens() const {
+    return embeddings.size() < layout.images.size() ? layout.images[embeddings.size()].first_token
+                                                    : num_prompt_tokens();
+  }
 
   std::int64_t num_prompt_tokens() const {
     return static_cast<std::int64_t>(request.input_token_ids.size());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plugins/common/slot_table.h"
+#include "runtime/src/image.h"
 
 namespace deltaflash {
 
@@ -31,6 +32,7 @@ struct SamplingConfig {
 struct OutputConfig {
   bool return_context_logits = false;     // of every prompt token, on the final response
   bool return_generation_logits = false;  // of every emitted token, on the final response
+  bool return_image_embeddings = false;   // what the pictures became, on the final response
 };
 
 /// One call. Names follow the TensorRT-LLM Executor API where it has the thing.
@@ -47,6 +49,9 @@ struct Request {
   bool skip_special_tokens = true;               // leave special tokens out of the text
   std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
   std::string client_id;                         // for logs only
+  /// Pictures, in the order of their runs of placeholders in input_token_ids.
+  std::vector<Image> images;
+  bool return_progress = false;  // responses say where the request is before its first token
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
@@ -58,6 +63,9 @@ struct Request {
 struct RequestStats {
   std::int64_t arrival_ns = 0;
   std::int64_t first_scheduled_ns = 0;  // 0 if it never left the queue
+  std::int64_t vision_start_ns = 0;     // 0 without pictures; with a cache hit too
+  std::int64_t vision_end_ns = 0;
+  std::int64_t prefill_start_ns = 0;
   std::int64_t first_token_ns = 0;
   std::int64_t last_token_ns = 0;
   std::int64_t num_prefill_chunks = 0;
@@ -66,10 +74,18 @@ struct RequestStats {
   std::int64_t num_accepted = 0;  // of these, accepted and emitted
 };
 
-/// Rows of fp32 logits.
+/// Rows of fp32 logits, or of embeddings.
 struct LogitRows {
   std::int64_t num_rows = 0;
-  std::vector<float> values;  // [num_rows, vocab_size]
+  std::vector<float> values;  // [num_rows, vocab_size], or hidden_size
+};
+
+/// Where a request is.
+enum class ProgressPhase : std::uint8_t { kQueued, kEncoding, kPrefill, kDecoding };
+
+struct Progress {
+  ProgressPhase phase = ProgressPhase::kQueued;
+  std::optional<double> fraction;  // of the phase, 0 to 1; kEncoding and kPrefill have one
 };
 
 /// What became of a request since its last response. Exactly one final response comes for each
@@ -88,6 +104,8 @@ struct Response {
   RequestStats stats;
   LogitRows context_logits;
   LogitRows generation_logits;
+  LogitRows image_embeddings;
+  std::optional<Progress> progress;  // if asked for, when it changed
 };
 
 struct ExecutorConfig {
@@ -105,9 +123,12 @@ struct ExecutorConfig {
   std::int32_t max_rounds_in_flight = 1;  // rounds launched but not read, 1 or 2
   std::int32_t num_threads = 0;           // CPU backend; 0 = all cores
   std::int32_t iter_stats_max_iterations = 1000;
-  std::int32_t max_scripted_tokens = 0;    // > 0 turns the test hooks on
-  std::int32_t ring_history = 0;           // L of the flush rule; 0 = absorb at start
-  std::int32_t max_admission_passes = 16;  // requests that may pass one that does not fit
+  std::int32_t max_scripted_tokens = 0;     // > 0 turns the test hooks on
+  std::int32_t ring_history = 0;            // L of the flush rule; 0 = absorb at start
+  std::int32_t max_admission_passes = 16;   // requests that may pass one that does not fit
+  std::int64_t max_image_pixels = 4 << 20;  // of one picture; the engine's limit holds as well
+  std::int64_t encoder_cache_bytes = 0;     // for encoded pictures with a digest; 0 = off
+  std::int32_t max_vision_tile = 384;  // patches that go through a stage of the encoder together
 };
 
 /// One iteration of the loop.
@@ -125,6 +146,7 @@ struct IterationStats {
   std::int64_t num_completed = 0;
   std::int64_t pages_used = 0;
   std::int64_t slots_used = 0;
+  std::int64_t vision_ns = 0;  // of latency_ns, spent on pictures
 };
 
 struct LoadReport {
@@ -136,8 +158,11 @@ struct LoadReport {
   std::int64_t pages_used = 0;
   std::int64_t pages_total = 0;
   std::int64_t page_size = 0;
-  std::int64_t silence_ns = 0;        // since the loop last finished an iteration; 0 when idle
-  std::int64_t oldest_queued_ns = 0;  // age of the oldest waiting request; 0 when none waits
+  std::int64_t silence_ns = 0;            // since the loop last finished an iteration; 0 when idle
+  std::int64_t oldest_queued_ns = 0;      // age of the oldest waiting request; 0 when none waits
+  std::int64_t encoder_cache_bytes = 0;   // held
+  std::int64_t encoder_cache_hits = 0;    // pictures since the start
+  std::int64_t encoder_cache_misses = 0;  // of those with a digest, while the cache is on
 };
 
 }  // namespace deltaflash
