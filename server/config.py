@@ -29,6 +29,8 @@ class EngineConfig:
         max_draft_tokens: Draft tokens in one round; 0 does not draft.
         max_rounds_in_flight: Rounds launched before the first is read, 1 or 2.
         num_threads: Threads of the CPU backend; 0 takes all cores.
+        max_image_pixels: Largest picture after resizing, pixels; the engine's own limit holds too.
+        encoder_cache_bytes: Memory for encoded pictures that come again; 0 keeps none.
         stall_s: An engine that has work and makes no progress for so long counts as lost.
     """
 
@@ -42,6 +44,8 @@ class EngineConfig:
     max_draft_tokens: int = 0
     max_rounds_in_flight: int = 1
     num_threads: int = 0
+    max_image_pixels: int = 4 * 1024 * 1024
+    encoder_cache_bytes: int = 0
     stall_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -50,6 +54,8 @@ class EngineConfig:
             raise ValueError(f"device: expected one of {', '.join(DEVICES)}, got {self.device}")
         for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "default_max_tokens"):
             _require(name, getattr(self, name), 1)
+        _require("max_image_pixels", self.max_image_pixels, 1024)
+        _require("encoder_cache_bytes", self.encoder_cache_bytes, 0, most=2**53)
         for name in ("max_queue_size", "max_draft_tokens", "num_threads"):
             _require(name, getattr(self, name), 0)
         _require("max_rounds_in_flight", self.max_rounds_in_flight, 1, most=2)

@@ -21,7 +21,7 @@ from server.service_context import Engine, ServiceContext
 from server.services.answer import Answer, CallScope, check_options
 from server.services.call import CallContext, call
 from server.services.document import DocumentReader, Pages
-from server.services.pictures import check_picture, check_room, decoded_bytes, num_squares
+from server.services.pictures import check_picture, check_room, decoded_bytes
 from server.services.writer import CallLine, EventWriter
 from server.validation import (
     Findings,
@@ -85,7 +85,7 @@ class DocumentsServicer(documents_pb2_grpc.DocumentsServiceServicer):
             EventWriter(scope.line, documents_pb2.ParsePageResponse) as writer,
         ):
             prompt_ids = await engine.prompts.encode_page(order.instruction, info)
-            check_room(len(prompt_ids) - 1, num_squares(order.size, picture.header), info)
+            check_room([picture], order.size, prompt_ids, info)
             answer = Answer(scope, live, writer, arrived_ns)
 
             async def prepare() -> list[PreparedImage]:

@@ -15,7 +15,6 @@ from server.services.pictures import (
     check_room,
     decoded_bytes,
     default_size,
-    num_squares,
     prepare_all,
 )
 from server.services.writer import CallLine, EventWriter
@@ -66,8 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 await answer.run(draft, prompt_ids)
                 return
             pool, size = self.context.require_pool("chat"), default_size(info)
-            num_image_tokens = sum(num_squares(size, picture.header) for picture in pictures)
-            check_room(len(prompt_ids) - len(pictures), num_image_tokens, info)
+            check_room(pictures, size, prompt_ids, info)
             images = await answer.prepare(partial(prepare_all, pictures, pool, size))
             await answer.run(replace(draft, report_progress=True), prompt_ids, images)
 

@@ -114,37 +114,69 @@ def default_size(info: EngineInfo) -> ImageSize:
 
 def decoded_bytes(size: ImageSize, header: ImageHeader | None) -> int:
     """Returns what a picture takes at most once it is decoded; None for one of unknown size."""
-    return COPIES * BYTES_PER_PIXEL * num_squares(size, header) * size.factor**2
+    num_pixels = size.max_pixels
+    if header is not None:
+        # EXIF may turn it: width and height go in alike.
+        height, width = smart_resize(header.height, header.width, size)
+        num_pixels = height * width
+    return COPIES * BYTES_PER_PIXEL * num_pixels
 
 
-def num_squares(size: ImageSize, header: ImageHeader | None) -> int:
-    """Returns how many tokens of the prompt a picture will be; None for the largest."""
-    if header is None:
-        return size.max_pixels // size.factor**2
-    # Whether EXIF turns it or not: width and height go in alike.
-    height, width = smart_resize(header.height, header.width, size)
-    return height * width // size.factor**2
-
-
-def check_room(num_text_tokens: int, num_image_tokens: int, info: EngineInfo) -> None:
-    """Refuses pictures that the context cannot hold, before they are decoded.
+def check_room(
+    pictures: Sequence[Picture], size: ImageSize, prompt_ids: Sequence[int], info: EngineInfo
+) -> None:
+    """Refuses pictures that the model cannot read, before they are decoded.
 
     Args:
-        num_text_tokens: Length of the prompt without them.
-        num_image_tokens: What they will be.
+        pictures: The pictures.
+        size: What the model reads.
+        prompt_ids: The prompt, one placeholder a picture.
         info: What is loaded.
 
     Raises:
-        PromptTooLongError: They leave no room.
+        ImageRefusedError: One is so long that it has too many pixels even when it is reduced.
+        PromptTooLongError: They leave no room in the context.
     """
-    if num_text_tokens + num_image_tokens > info.context_len - 1:
-        raise PromptTooLongError(num_text_tokens + num_image_tokens, info.context_len - 1)
+    num_tokens = len(prompt_ids) - len(pictures)
+    for picture in pictures:
+        header = picture.header
+        height, width = smart_resize(header.height, header.width, size)
+        try:
+            check_resized(height, width, info)
+        except ImageRefusedError as error:
+            raise with_path(error, picture.path) from error
+        num_tokens += height * width // size.factor**2
+    if num_tokens > info.context_len - 1:
+        raise PromptTooLongError(num_tokens, info.context_len - 1)
+
+
+def check_resized(height: int, width: int, info: EngineInfo) -> None:
+    """Refuses a picture that has too many pixels for the model even when it is reduced.
+
+    Raises:
+        ImageRefusedError: It has; only one much longer than wide can.
+    """
+    if height * width > info.max_image_pixels:
+        raise ImageRefusedError(
+            RefusalReason.TOO_LARGE,
+            f"the image is {height * width} pixels ({width} x {height}) when it is reduced so far "
+            f"that its short side is {info.image_factor}; the limit is {info.max_image_pixels}",
+            {"value": str(height * width), "limit": str(info.max_image_pixels)},
+        )
 
 
 def image_tokens(images: Sequence[PreparedImage], info: EngineInfo) -> list[int]:
-    """Returns how many tokens of the prompt each decoded picture is."""
-    square = info.image_factor**2
-    return [image.pixels.shape[0] * image.pixels.shape[1] // square for image in images]
+    """Returns how many tokens of the prompt each decoded picture is.
+
+    Raises:
+        ImageRefusedError: One is too large for the model.
+    """
+    counts = []
+    for image in images:
+        height, width, _ = image.pixels.shape
+        check_resized(height, width, info)
+        counts.append(height * width // info.image_factor**2)
+    return counts
 
 
 def page_info(image: PreparedImage) -> documents_pb2.PageInfo:
