@@ -60,6 +60,9 @@ class ExitCode(enum.IntEnum):
     ENGINE_REFUSED = 3
     BIND_FAILED = 4
     ENGINE_LOST = 5
+    PAGES_FAILED = 6
+    BAD_INPUT = 7
+    UNREACHABLE = 8
 
 
 class BindError(Exception):

@@ -177,15 +177,19 @@ class DocumentTranscript:
                 if self.started is not None:
                     raise ProtocolError("a second DocumentStarted event")
                 self.started = event
-            case PageEvent(index, _) if index in self.failed:
-                raise ProtocolError(f"an event after PageFailed: {event}")
-            case PageEvent(index, PageFailed(error)):
-                self.failed[index] = error
-                self.pages.pop(index, None)
-            case PageEvent(index, page_event):
-                self.pages.setdefault(index, Transcript()).add(page_event)
+            case PageEvent():
+                self._add_to_page(event.page_index, event.event)
             case DocumentFinished():
                 self.finished = event
+
+    def _add_to_page(self, index: int, event: GenerationEvent | PageFailed) -> None:
+        if index in self.failed:
+            raise ProtocolError(f"an event of page {index} after PageFailed: {event}")
+        if isinstance(event, PageFailed):
+            self.failed[index] = event.error
+            self.pages.pop(index, None)
+        else:
+            self.pages.setdefault(index, Transcript()).add(event)
 
     def document(self) -> Document:
         """Returns the whole document.
