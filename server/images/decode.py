@@ -232,10 +232,11 @@ def _upper_8_bits(samples: Samples, bits: int, *, signed: bool) -> Samples:
     """
     if samples.dtype.kind == "f":
         # NaN is black: it is not over 0.
-        return np.rint(np.where(samples > 0, np.minimum(samples, 1), 0) * 255)
+        levels: Samples = np.rint(np.where(samples > 0, np.minimum(samples, 1), 0) * 255)
+        return levels
     if signed:
-        return np.right_shift(np.maximum(samples, 0), bits - 9)
-    if samples.dtype.kind == "i":
+        samples, bits = np.maximum(samples, 0), bits - 1
+    elif samples.dtype.kind == "i":
         samples = samples.view(np.uint32)  # Pillow's mode of 32 bits has a sign, the file has none
     upper: Samples = np.right_shift(samples, bits - 8)
     return upper
