@@ -7,6 +7,7 @@ frame is read.
 import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from server.images.formats import ImageFormat, check_size
 from server.images.limits import ImageLimits
 from server.images.refusal import ImageRefusedError, RefusalReason
 
+Samples = npt.NDArray[Any]
+
 # Imported so that Pillow knows them; it would look for others at the first file it cannot read.
 PLUGINS = (
     BmpImagePlugin,
@@ -37,6 +40,8 @@ PLUGINS = (
     TiffImagePlugin,
     WebPImagePlugin,
 )
+# Rows that are converted at once: what lies between takes no memory to speak of.
+BAND_ROWS = 256
 # What makes the picture upright, by the value of the EXIF tag (EXIF 2.32, 4.6.4.A).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -202,31 +207,39 @@ def _transform(picture: Image.Image, source: ImageCms.ImageCmsProfile) -> Image.
 
 
 def _deep_gray_to_8_bits(picture: Image.Image) -> Image.Image:
-    """Converts gray of 12, 16 or 32 bits or of floats to L, or LA where one level is transparent.
+    """Converts gray of more bits or of floats to L, or LA where one level is transparent."""
+    bits, signed, white_is_zero = _sample_format(picture)
+    samples: Samples = np.asarray(picture)
+    gray = np.empty(samples.shape, np.uint8)
+    for top in range(0, len(samples), BAND_ROWS):
+        band = slice(top, top + BAND_ROWS)
+        gray[band] = _upper_8_bits(samples[band], bits, signed=signed)
+    if white_is_zero:
+        np.subtract(255, gray, out=gray)
+    converted = Image.fromarray(gray)
+    transparent = picture.info.get("transparency")
+    if isinstance(transparent, int):
+        alpha = Image.fromarray((samples != transparent).astype(np.uint8) * np.uint8(255))
+        converted = Image.merge("LA", (converted, alpha))
+    return converted
+
+
+def _upper_8_bits(samples: Samples, bits: int, *, signed: bool) -> Samples:
+    """Returns samples as 8 bits.
 
     Integers keep their upper 8 bits, as Pillow does with 16-bit RGB, and negative ones are black.
     Floats run from 0, black, to 1, white.
     """
-    bits, signed, white_is_zero = _sample_format(picture)
-    samples: npt.NDArray[np.generic] = np.asarray(picture)
-    if picture.mode == "F":
-        # NaN is black: it compares as neither.
-        unit = np.where(samples > 0, np.minimum(samples, 1), 0)  # type: ignore[operator]
-        gray = np.rint(unit * 255).astype(np.uint8)
-    elif signed:
-        gray = (np.maximum(samples.astype(np.int64), 0) >> (bits - 9)).astype(np.uint8)
-    else:
-        # A view, since Pillow keeps 32 bits without a sign in a mode that has one.
-        unsigned = samples.astype(np.uint16) if bits <= 16 else samples.view(np.uint32)  # noqa: PLR2004
-        gray = (unsigned >> (bits - 8)).astype(np.uint8)
-    if white_is_zero:
-        gray = 255 - gray
-    converted = Image.fromarray(gray)
-    transparent = picture.info.get("transparency")
-    if isinstance(transparent, int):
-        alpha = Image.fromarray(np.where(samples == transparent, 0, 255).astype(np.uint8))
-        converted = Image.merge("LA", (converted, alpha))
-    return converted
+    if samples.dtype.kind == "f":
+        # NaN is black: it is not over 0.
+        levels: Samples = np.rint(np.where(samples > 0, np.minimum(samples, 1), 0) * 255)
+        return levels
+    if signed:
+        samples, bits = np.maximum(samples, 0), bits - 1
+    elif samples.dtype.kind == "i":
+        samples = samples.view(np.uint32)  # Pillow's mode of 32 bits has a sign, the file has none
+    upper: Samples = np.right_shift(samples, bits - 8)
+    return upper
 
 
 def _sample_format(picture: Image.Image) -> tuple[int, bool, bool]:

@@ -26,7 +26,7 @@ class ImageLimits:
     min_side: int = 2
     max_document_bytes: int = 64 * MIB
     max_pages: int = 1000
-    decode_timeout_s: float = 20.0
+    decode_timeout_s: float = 30.0
     memory_bytes: int = 1536 * MIB
 
 

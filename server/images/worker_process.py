@@ -145,7 +145,7 @@ class WorkerProcess:
         try:
             pixels = SharedBytes(descriptors[0]) if descriptors else None
             answer = dict(json.loads(text))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             self.usable = False
             self.kill()
             raise DecoderLostError(f"a decode worker answered {text[:100]!r}") from error
