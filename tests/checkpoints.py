@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from data.hash_weights import is_stored_as_f32, make_weight
 
+from build_engine.checkpoint import text_shapes, vision_shapes
+from build_engine.model_config import read_model_config
 from build_engine.pack import PackedEngine, PackOptions, pack
+from build_engine.weights import bf16_from_f32
 from runtime.engine_directory import engine_id, hash_file
 
 DATA = Path(__file__).parent / "data"
@@ -25,6 +29,28 @@ def copy_checkpoint(source: Path, target: Path) -> Path:
     for file in source.iterdir():
         if not file.name.startswith("expected"):
             shutil.copyfile(file, target / file.name)
+    return target
+
+
+def pictures_checkpoint(target: Path) -> Path:
+    """The model that `data.record_pictures` recorded; its weights are a formula."""
+    copy_checkpoint(TINY, target)
+    shutil.copyfile(DATA / "pictures" / "config.json", target / "config.json")
+    config = read_model_config(target / "config.json")
+    assert config.vision is not None
+    text = {
+        name if name == "lm_head.weight" else "model.language_model." + name: shape
+        for name, shape in text_shapes(config).items()
+    }
+    vision = {"model.visual." + name: shape for name, shape in vision_shapes(config.vision).items()}
+    tensors: dict[str, Tensor] = {}
+    for name, shape in sorted((text | vision).items()):
+        values = make_weight(name, shape)
+        if is_stored_as_f32(name):
+            tensors[name] = ("F32", list(shape), values.tobytes())
+        else:
+            tensors[name] = ("BF16", list(shape), bf16_from_f32(values).tobytes())
+    write_tensors(target / "model.safetensors", tensors)
     return target
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime import Executor, FinishReason, Request, RequestStats
+from runtime import Executor, FinishReason, ProgressPhase, Request, RequestStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,9 @@ class Collected:
     stats: RequestStats | None = None
     context_logits: np.ndarray | None = None
     generation_logits: np.ndarray | None = None
+    image_embeddings: np.ndarray | None = None
+    progress: list[tuple[ProgressPhase, float | None]] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)  # time.monotonic() of responses with tokens
 
 
 class Collector:
@@ -55,6 +58,10 @@ class Collector:
             result.token_ids += response.token_ids
             result.num_completion_tokens = response.num_completion_tokens
             assert result.num_final == 0, "an event after the final response"
+            if response.progress is not None:
+                result.progress.append((response.progress.phase, response.progress.fraction))
+            if response.token_ids:
+                result.arrivals.append(time.monotonic())
             if response.is_final:
                 result.num_final += 1
                 result.finish_reason = response.finish_reason
@@ -65,6 +72,7 @@ class Collector:
                 result.stats = response.stats
                 result.context_logits = response.take_context_logits()
                 result.generation_logits = response.take_generation_logits()
+                result.image_embeddings = response.take_image_embeddings()
 
     def finish(self, request_ids: Iterable[int] | None = None) -> None:
         """Waits for the final responses of `request_ids`, or of all that were submitted."""

@@ -14,6 +14,7 @@ from build_engine.model_config import read_model_config
 from build_engine.program import build_program
 from build_engine.safetensors_file import encode_header
 from build_engine.weights import PackedTensor, bf16_from_f32, packed_tensors
+from runtime.preprocessor import Preprocessor
 from runtime.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
@@ -54,8 +55,53 @@ GROUP_9B: dict[str, Any] = {
 }
 
 
-def write_random_engine(path: Path, config: dict[str, Any], seed: int = 0) -> None:
-    """Writes an engine directory for `config` (a checkpoint's config.json)."""
+def vision_language(
+    text: dict[str, Any], *, depth: int, hidden_size: int, num_heads: int, inner: int
+) -> dict[str, Any]:
+    """The config of `text` with a vision encoder before it."""
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "vision_config": {
+            "depth": depth,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "intermediate_size": inner,
+            "in_channels": 3,
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": text["hidden_size"],
+        },
+        "image_token_id": 1,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "eos_token_id": text["eos_token_id"],
+    }
+
+
+def preprocessor(max_pixels: int) -> Preprocessor:
+    """That of the published checkpoints, for pictures of at most `max_pixels`."""
+    return Preprocessor(
+        patch_size=16,
+        merge_size=2,
+        temporal_patch_size=2,
+        min_pixels=4096,
+        max_pixels=max_pixels,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        rescale_factor=1 / 255,
+    )
+
+
+def write_random_engine(
+    path: Path, config: dict[str, Any], seed: int = 0, max_pixels: int = 16 << 20
+) -> None:
+    """Writes an engine directory for `config` (a checkpoint's config.json).
+
+    `max_pixels` is for a config with vision: its largest picture.
+    """
     rng = np.random.default_rng(seed)
     (path / "weights").mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -66,7 +112,7 @@ def write_random_engine(path: Path, config: dict[str, Any], seed: int = 0) -> No
         for tensor in tensors:
             for chunk in _values(rng, tensor):
                 file.write(chunk.tobytes())
-    (path / "program.json").write_text(json.dumps(build_program(model)))
+    (path / "program.json").write_text(json.dumps(build_program(model, preprocessor(max_pixels))))
     words = [b"%d " % token_id for token_id in range(model.vocab_size)]
     write_vocabulary(path / "vocab.bin", words, special_ids=(), unused_ids=())
     (path / "generation.json").write_text(json.dumps({"end_ids": [config["eos_token_id"]]}))
@@ -82,6 +128,8 @@ def _spread(tensor: PackedTensor) -> tuple[float, float]:
     name = tensor.name.rsplit(".", 1)[-1]
     if tensor.info.dtype == "BF16" and name != "embed_tokens":
         return 0.0, 2.2 / tensor.info.shape[1] ** 0.5
+    if tensor.name.startswith("vision."):
+        return (1.0, 0.3) if "norm" in name and not name.endswith("bias") else (0.0, 0.1)
     return {
         "embed_tokens": (0.0, 1.0),
         "a_log": (-1.5, 1.5),

@@ -11,7 +11,8 @@ namespace deltaflash {
 ///   out[n, h] = sum_m softmax_m(scale * q[n, h] . key[m, h]) value[m, h]
 /// `q` and `out` may be any rows of the picture: a row's bits depend neither on where the rows
 /// begin and end nor on the number of threads. Rows are worked on in tiles of kQueryTile from the
-/// first one on, so pieces that are a multiple of it cost least. `out` may be `q`.
+/// first one on, so pieces that are a multiple of it cost least. `out` may be `q`. `kv` is read
+/// quickest from a cache line border (64 bytes).
 ///
 /// Online softmax over 128 patches at a time in fp32, memory 100 kB a thread whatever the picture's
 /// size. Errors, with u = 2^-24: a score s is off by at most (head_dim + 4) u * sum |scale q k|,

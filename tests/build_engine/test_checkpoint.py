@@ -63,19 +63,20 @@ def zeros(dtype: str, *shape: int) -> Tensor:
 def test_groups_that_the_engine_leaves_out(tiny: Path) -> None:
     dropped = open_checkpoint(tiny).dropped
     assert {group: (prefix, len(infos)) for group, (prefix, infos) in dropped.items()} == {
-        "vision": ("model.visual.", 33),
         "mtp": ("mtp.", 15),
     }
     assert open_checkpoint(RATIO3).dropped == {}
 
 
-def test_a_dropped_group_may_be_absent_as_a_whole(tiny: Path) -> None:
+def test_a_group_may_be_absent_as_a_whole(tiny: Path) -> None:
     def remove(tensors: Tensors) -> None:
         for name in [n for n in tensors if n.startswith(("model.visual.", "mtp."))]:
             del tensors[name]
 
+    assert open_checkpoint(tiny).config.vision is not None
     edit_tensors(tiny, remove)
     assert open_checkpoint(tiny).dropped == {}
+    assert open_checkpoint(tiny).config.vision is None
 
 
 def drop(name: str) -> Callable[[Tensors], object]:
@@ -228,6 +229,10 @@ def text_config(**values: object) -> Callable[[Json], object]:
     return lambda config: config["text_config"].update(values)
 
 
+def vision_config(**values: object) -> Callable[[Json], object]:
+    return lambda config: config["vision_config"].update(values)
+
+
 def rope(**values: object) -> Callable[[Json], object]:
     return lambda config: config["text_config"]["rope_parameters"].update(values)
 
@@ -261,6 +266,12 @@ YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 40
         (lambda c: c["text_config"].pop("head_dim"), ("head_dim = nothing",)),
         (lambda c: c["vision_config"].update(out_hidden_size=65), ("out_hidden_size = 65",)),
         (lambda c: c["vision_config"].pop("depth"), ("vision_config.depth",)),
+        (vision_config(num_heads=5), ("vision_config.num_heads = 5", "hidden_size = 64")),
+        (vision_config(hidden_act="gelu"), ('vision_config.hidden_act = "gelu"',)),
+        (vision_config(in_channels=4), ("vision_config.in_channels = 4", "RGB")),
+        (vision_config(deepstack_visual_indexes=[1]), ("deepstack_visual_indexes",)),
+        (vision_config(num_position_embeddings=35), ("num_position_embeddings", "square")),
+        (lambda c: c.update(image_token_id=512), ("image_token_id = 512", "below vocab_size")),
         (rope(rope_type="longrope"), ('rope_parameters.rope_type = "longrope"', "yarn")),
         (rope(mrope_interleaved=False), ("mrope_interleaved = false",)),
         (rope(mrope_section=[3, 3, 3]), ("mrope_section", "sum to 8")),
@@ -484,8 +495,14 @@ class TestTextFiles:
             ("tokenizer_config.json", set_eos("<none>"), '"<none>"'),
             ("tokenizer.json", lambda t: t["model"].update(type="Other"), "does not load"),
             ("tokenizer.json", lambda t: t.update(decoder={"type": "Fuse"}), "ByteLevel"),
-            ("config.json", text_config(vocab_size=500), "do not fit 500 rows"),
+            ("config.json", text_config(vocab_size=501), "do not fit 501 rows"),
             ("preprocessor_config.json", lambda p: p.pop("patch_size"), "no patch_size"),
+            ("preprocessor_config.json", lambda p: p.pop("size"), "no size"),
+            ("preprocessor_config.json", lambda p: p.update(patch_size=14), "patch_size = 14"),
+            ("preprocessor_config.json", lambda p: p.update(do_resize=False), "do_resize = False"),
+            ("preprocessor_config.json", lambda p: p.update(resample=2), "resample = 2"),
+            ("preprocessor_config.json", lambda p: p.update(image_std=[0, 1, 1]), "image_std"),
+            ("preprocessor_config.json", lambda p: p.update(max_pixels=1), "sizes"),
         ],
     )
     def test_files_that_do_not_fit(

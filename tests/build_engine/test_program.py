@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from reference.qwen3_5 import (
 )
 
 from build_engine.model_config import ModelConfig, read_model_config
+from build_engine.preprocessor import PREPROCESSOR_CONFIG, read_preprocessor
 from build_engine.program import build_program, program_faults, rotary_frequencies
 from build_engine.weights import packed_tensors
 from runtime.program import Program
@@ -39,15 +41,24 @@ def parse(program: Json) -> Program:
     return Program.model_validate_json(json.dumps(program))
 
 
+def tiny_program() -> Json:
+    config = read_model_config(TINY / "config.json")
+    assert config.vision is not None
+    path = TINY / PREPROCESSOR_CONFIG
+    return build_program(
+        config, read_preprocessor(path, json.loads(path.read_bytes()), config.vision)
+    )
+
+
 @pytest.fixture
 def program() -> Json:
-    return build_program(read_model_config(TINY / "config.json"))
+    return tiny_program()
 
 
-@pytest.mark.parametrize("source", [TINY, RATIO3], ids=["tiny", "ratio3"])
-def test_program_fits_its_weights(source: Path) -> None:
-    program = build_program(read_model_config(source / "config.json"))
-    assert program_faults(parse(program), infos(source)) == []
+def test_program_fits_its_weights(program: Json) -> None:
+    assert program_faults(parse(program), infos(TINY)) == []
+    text = build_program(read_model_config(RATIO3 / "config.json"))
+    assert program_faults(parse(text), infos(RATIO3)) == []
 
 
 def test_the_shape_of_the_tiny_program(program: Json) -> None:
@@ -57,19 +68,23 @@ def test_the_shape_of_the_tiny_program(program: Json) -> None:
     assert config["mrope_section"] == [3, 3, 2]
     assert config["inv_freq"] == [10000000 ** (-2 * j / 16) for j in range(8)]
     assert config["attention_factor"] == 1.0
-    assert {b["name"]: b["width"] for b in program["buffers"]} == {
+    text = [b for b in program["buffers"] if b["rows"] in ("tokens", "logits")]
+    assert {b["name"]: b["width"] for b in text} == {
         "hidden": 64, "delta": 64, "normed": 64, "qkvz": 384, "ba": 8, "conv": 256, "core": 128,
         "qkv": 768, "query": 256, "attended": 256, "gate_up": 256, "activated": 128,
         "sampled": 64, "logits": 512,
     }  # fmt: skip
     prefill, verify = program["steps"]["prefill"], program["steps"]["verify"]
     assert prefill[1] == {
+        "plugin": "image_rows", "buffers": {"x": "hidden"}, "weights": {}, "attrs": {},
+    }  # fmt: skip
+    assert prefill[2] == {
         "plugin": "rms_norm",
         "buffers": {"x": "hidden", "out": "normed"},
         "weights": {"weight": "layers.0.input_norm"},
         "attrs": {"unit_offset": True},
     }
-    assert prefill[2] == {
+    assert prefill[3] == {
         "segment": "layers.0.in_proj_qkvz",
         "buffers": {"x": "normed", "out": "qkvz"},
     }
@@ -91,11 +106,68 @@ def ops(program: Json, step: str, name: str) -> list[Json]:
     return [op for op in program["steps"][step] if name in (op.get("plugin"), op.get("segment"))]
 
 
+def test_the_vision_step_of_the_tiny_program(program: Json) -> None:
+    stages = program["steps"]["vision"]
+    assert len(stages) == 1 + 2 * 2
+    assert stages[0][0]["plugin"] == "patchify"
+    assert [stage[-1].get("plugin") for stage in stages] == [
+        "vision_position_embedding", "vision_rotary", "bias_residual", "vision_rotary", "bias",
+    ]  # fmt: skip
+    rows = {b["name"]: b["rows"] for b in program["buffers"]}
+    assert rows["vision_hidden"] == "patches"
+    assert rows["vision_inner"] == "patch_tile"
+    vision = program["config"]["vision"]
+    assert (vision["image_token_id"], vision["max_pixels"]) == (500, 65536)
+    levels = np.array(vision["pixel_levels"], np.float32)
+    rescaled = (np.arange(256) * (1 / 255)).astype(np.float32)
+    expected = (rescaled - np.float32(0.5)) / np.float32(0.5)
+    np.testing.assert_array_equal(levels, np.tile(expected, (3, 1)))
+
+
+def test_a_model_without_vision_has_no_vision_step() -> None:
+    program = build_program(read_model_config(RATIO3 / "config.json"))
+    assert "vision" not in program["config"]
+    assert "vision" not in program["steps"]
+    assert ops(program, "prefill", "image_rows") == []
+
+
 @pytest.mark.parametrize(
     ("edit", "fault"),
     [
         (
-            lambda p: p["steps"]["prefill"].pop(2),
+            lambda stages: stages[2].pop(3),
+            "vision: vision.blocks.0.fc1 reads vision_normed before it is written",
+        ),
+        (
+            lambda stages: stages[1][2]["buffers"].update(out="vision_delta"),
+            "vision: vision_attention reads vision_query before it is written",
+        ),
+        (
+            lambda stages: stages[0].pop(),
+            "vision: weight vision.patch_bias is used 0 times, not 1",
+        ),
+        (
+            lambda stages: stages[4][-4]["buffers"].update(x="vision_inner"),
+            "vision: vision.merger.fc1 needs vision_inner 64 wide, not 96",
+        ),
+        (
+            lambda stages: stages[1][2]["weights"].update(bias="vision.blocks.0.fc2_bias"),
+            "vision: weight vision.blocks.0.fc2_bias is F32 [64], not F32 [192]",
+        ),
+    ],
+)
+def test_faults_of_the_vision_step_are_found(
+    program: Json, edit: Callable[[list[list[Json]]], object], fault: str
+) -> None:
+    edit(program["steps"]["vision"])
+    assert fault in program_faults(parse(program), infos(TINY))
+
+
+@pytest.mark.parametrize(
+    ("edit", "fault"),
+    [
+        (
+            lambda p: p["steps"]["prefill"].pop(3),
             "prefill: causal_conv reads qkvz before it is written",
         ),
         (
@@ -191,7 +263,7 @@ def test_yarn_of_the_published_models(tmp_path: Path) -> None:
     plain = 1e7 ** (-np.arange(0, 64, 2) / 64)
     ramp = np.clip((np.arange(32) - 14) / (22 - 14), 0, 1)
     np.testing.assert_allclose(got, plain / 4 * ramp + plain * (1 - ramp), rtol=1e-14)
-    numbers = build_program(config)["config"]
+    numbers = build_program(replace(config, vision=None))["config"]
     assert numbers["attention_factor"] == pytest.approx(1.138629, abs=5e-7)
     assert numbers["context_len"] == 1048576
 
@@ -247,6 +319,9 @@ class Interpreter:
 
     def embedding(self, op: Json, table: Array, **_: object) -> Array:
         return table[self.ids]
+
+    def image_rows(self, op: Json, x: Array, **_: object) -> None:
+        assert x is not None  # a prompt of text leaves its embeddings as they are
 
     def rms_norm(
         self,

@@ -35,6 +35,18 @@ CALLS = {
         *(zeros(2, 2, 8), zeros(2, 2, 8), zeros(2, 2, 8), zeros(2, 2, 4, 8), zeros(2, 2, 4, 8)),
         *(np.array([[0, 1]], np.int32), TABLE, ids(0, -1), ids(0, 2, 2), 1.0),
     ],
+    "patchify": [np.zeros((4, 4, 3), np.uint8), zeros(3, 256), zeros(4, 12), 2, 2, 1],
+    "vision_position_embedding": [zeros(4, 4), weights(9, 4), 2, 2, 2, zeros(4)],
+    "layer_norm": [zeros(2, 4), zeros(4), zeros(4), zeros(2, 4), 1e-6],
+    "bias_residual": [zeros(2, 4), zeros(4), zeros(2, 4)],
+    "bias_activation": [zeros(2, 4), zeros(4), zeros(2, 4), plugins.Activation.GELU_ERF],
+    "vision_rotary": [
+        *(zeros(4, 48), zeros(48), zeros(2, 2, 4), zeros(4, 16), zeros(1, 1, 16, 64)),
+        *(zeros(1, 64, 16), 2, 2, 2),
+    ],
+    "vision_attention": [
+        *(zeros(4, 16), zeros(1, 1, 16, 64), zeros(1, 64, 16), 4, zeros(4, 16), 1.0),
+    ],
     "sample_accept": [
         *(zeros(2, 4), TABLE, ids(0, -1), ids(0, 2, 2), ids(0, -1), ids(2, 0), ids(1, 1)),
         *(np.zeros((2, 2), np.int32), ids(0, 0), ids(0, 0), ids(0, 0), ids(1, 1)[None]),
