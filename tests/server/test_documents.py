@@ -301,7 +301,7 @@ async def test_every_end_frees_everything(
             for _ in range(num_events):
                 await call.read()
             await way(served, call)
-            await served.until_idle(2)
+            await served.until_idle(5)
             assert served.app.context.live.held_bytes == 0
             assert served.app.context.live.num_places == 0
 
@@ -350,7 +350,7 @@ async def test_a_slow_reader_is_ended_and_holds_nobody_up() -> None:
         assert sum(map(len, texts)) == 1_600_000
         error = None
         await asyncio.sleep(1.2)
-        await served.until_idle(2)
+        await served.until_idle(5)
         error = await error_of(call)
         assert (error.code(), Details(error).reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
 
