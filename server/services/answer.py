@@ -26,6 +26,7 @@ from server.live_requests import LiveRequest
 from server.prompt import expand_placeholders
 from server.service_context import Engine, ServiceContext
 from server.services.events import (
+    DECODING,
     PREPROCESSING,
     QUEUED,
     Arrival,
@@ -193,6 +194,9 @@ class Answer:
             event = await generation.next_event()
             if event.progress is not None:
                 await self._write_progress(progress_event(event.progress))
+            elif event.text and self._progress is not None:
+                # What was merged for a late reader may have lost it.
+                await self._write_progress(DECODING)
             for begin in range(0, len(event.text), MAX_DELTA_CHARS):
                 await self._write(delta_event(event.text[begin : begin + MAX_DELTA_CHARS]))
             if event.finished is not None:

@@ -31,6 +31,7 @@ PHASES = {
 }
 PREPROCESSING = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_PREPROCESSING)
 QUEUED = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_QUEUED)
+DECODING = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_DECODING)
 
 
 @dataclass(frozen=True, slots=True)
