@@ -144,6 +144,11 @@ def _summary(engine: PackedEngine) -> str:
             f"{config.num_gdn_layers} GDN + {config.num_attention_layers} attention, vocabulary "
             f"{config.vocab_size}, context {config.context_len}",
         ),
+        *(
+            [("vision", f"{vision.depth} blocks, pictures of at most {vision.max_pixels} pixels")]
+            if (vision := config.vision)
+            else []
+        ),
         ("target", f"{manifest.target_arch}, KV cache {manifest.kv_dtype}"),
         ("files", f"{len(files)}, {_size(sum(entry.bytes for entry in files.values()))}"),
         *((path, _size(entry.bytes)) for path, entry in files.items()),

@@ -389,9 +389,11 @@ void Executor::encode(std::int64_t budget_ns) {
 
 /// After a piece of a prompt.
 void Executor::prompt_launched(Sequence& sequence) {
-  show_progress(sequence, ProgressPhase::kPrefill,
-                static_cast<double>(sequence.num_prefilled) /
-                    static_cast<double>(sequence.num_prompt_tokens()));
+  if (sequence.num_ready_tokens() == sequence.num_prompt_tokens()) {  // no step back to kEncoding
+    show_progress(sequence, ProgressPhase::kPrefill,
+                  static_cast<double>(sequence.num_prefilled) /
+                      static_cast<double>(sequence.num_prompt_tokens()));
+  }
   if (sequence.stage != Stage::kDecode) {
     return;
   }

@@ -17,6 +17,9 @@ void merge(Response& earlier, Response&& later) {
   earlier.token_ids.insert(earlier.token_ids.end(), later.token_ids.begin(), later.token_ids.end());
   later.text = std::move(earlier.text);
   later.token_ids = std::move(earlier.token_ids);
+  if (!later.progress) {
+    later.progress = earlier.progress;
+  }
   earlier = std::move(later);
 }
 

@@ -356,6 +356,30 @@ def test_a_tied_head_may_be_stored_if_it_is_the_table(tmp_path: Path) -> None:
     assert_one_line(refusal_of(checkpoint), "differs from model.embed_tokens.weight")
 
 
+def vision_layout(depth: int, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The encoder's part; no matrix is fused, and the patch kernel keeps both frames."""
+    kernel = stored["visual.patch_embed.proj.weight"]
+    want = {
+        "vision.patch_embed": kernel.reshape(len(kernel), -1),
+        "vision.patch_bias": stored["visual.patch_embed.proj.bias"],
+        "vision.positions": stored["visual.pos_embed.weight"],
+    }
+    names = {"merger.norm": "merger.norm", "merger.fc1": "merger.linear_fc1",
+             "merger.fc2": "merger.linear_fc2"}  # fmt: skip
+    for index in range(depth):
+        names |= {
+            f"blocks.{index}.{ours}": f"blocks.{index}.{theirs}"
+            for ours, theirs in (
+                ("norm1", "norm1"), ("qkv", "attn.qkv"), ("proj", "attn.proj"), ("norm2", "norm2"),
+                ("fc1", "mlp.linear_fc1"), ("fc2", "mlp.linear_fc2"),
+            )
+        }  # fmt: skip
+    for ours, theirs in names.items():
+        want[f"vision.{ours}"] = stored[f"visual.{theirs}.weight"]
+        want[f"vision.{ours}_bias"] = stored[f"visual.{theirs}.bias"]
+    return want
+
+
 @pytest.mark.parametrize("source", [TINY, RATIO3], ids=["tiny", "ratio3"])
 def test_packed_weights_hold_the_checkpoint(source: Path, tmp_path: Path) -> None:
     """The fused layout, spelled out here once more from the names of the checkpoint."""
@@ -400,6 +424,8 @@ def test_packed_weights_hold_the_checkpoint(source: Path, tmp_path: Path) -> Non
                 "o_proj": layer["self_attn.o_proj.weight"],
             }
         want |= {f"layers.{index}.{name}": value for name, value in mixed.items()}
+    if config.vision is not None:
+        want |= vision_layout(config.vision.depth, stored)
     assert set(packed) == set(want)
     for name, value in want.items():
         matrix = value.ndim == 2 and not name.endswith(".conv")

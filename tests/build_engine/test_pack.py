@@ -516,7 +516,8 @@ class TestCommand:
         assert engine.model.name == "page-reader"
         assert engine.engine_id == open_engine(engines["new"]).manifest.engine_id
         for part in (engine.engine_id, "2 GDN + 1 attention", "context 4096", "mtp: 15 tensors",
-                     "weights/model.safetensors  556.22 kB"):  # fmt: skip
+                     "weights/model.safetensors  1.05 MB", "2 blocks, pictures of at most 65536",
+                     ):  # fmt: skip
             assert part in result.stdout
 
     def test_progress_on_a_terminal(self, tmp_path: Path) -> None:

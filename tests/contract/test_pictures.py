@@ -16,8 +16,10 @@ from data.record_pictures import NUM_STEPS, PICTURES, prompt
 from executor_client import Collector, run, wait_idle
 from pictures import IMAGE_ID, noise, picture, placeholders, random_pages
 from reference import qwen3_5
+from reference.patchify import patchify
+from reference.prompt_positions import prompt_positions
 from reference.qwen3_5 import Qwen35Text, load_safetensors
-from reference.qwen3_5_vision import Qwen35Vision, prompt_positions
+from reference.vision_encoder import VisionEncoder
 
 from runtime import (
     Executor,
@@ -146,8 +148,16 @@ def reference_logits(ids: list[int], images: list[np.ndarray]) -> tuple[np.ndarr
     config = json.loads((folder / "config.json").read_text())
     weights = load_safetensors(folder / "model.safetensors")
     text = Qwen35Text(config, weights, np.float64)
-    vision = Qwen35Vision(config, weights, np.float64)
-    rows = np.concatenate([vision.forward(image) for image in images])
+    vision = VisionEncoder(config["vision_config"], weights)
+    levels = np.tile(np.arange(256, dtype=np.float32) / 127.5 - 1, (3, 1))
+    rows = np.concatenate(
+        [
+            vision.forward(
+                patchify(image, levels, 16, 2, 2), image.shape[0] // 16, image.shape[1] // 16
+            )[1]
+            for image in images
+        ]
+    )
     embeddings = text.embed_tokens[ids].copy()
     embeddings[np.array(ids) == IMAGE_ID] = rows
     sizes = [(image.shape[0] // 32, image.shape[1] // 32) for image in images]
@@ -365,14 +375,16 @@ def test_progress_is_reported_when_asked_for(start: Callable[..., Executor]) -> 
     )
     assert plain.progress == []
     assert asked.token_ids == plain.token_ids
-    phases = [phase for phase, _ in asked.progress]
-    assert phases[0] is ProgressPhase.QUEUED
-    assert phases[-1] is ProgressPhase.DECODING
-    assert phases.count(ProgressPhase.DECODING) == 1
+    # A reader who is late gets the last state only, so early ones may be missing here.
+    order = [phase.value for phase, _ in asked.progress]
+    assert order == sorted(order)
+    assert order[-1] == ProgressPhase.DECODING.value
+    assert order.count(ProgressPhase.DECODING.value) == 1
+    assert len(order) > 2
     for phase in (ProgressPhase.ENCODING, ProgressPhase.PREFILL):
         fractions = [fraction for shown, fraction in asked.progress if shown is phase]
         assert fractions == sorted(fractions)
-        assert fractions[-1] == 1.0
+        assert all(0 <= fraction <= 1 for fraction in fractions)
 
 
 def test_the_encoder_cache_keeps_to_its_budget(start: Callable[..., Executor]) -> None:

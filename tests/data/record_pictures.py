@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python -m data.record_pictures
 
-Writes `pictures/config.json` and `pictures/expected.safetensors` (all F32). The weights are those of
-`hash_weights`, so nobody keeps them: `pictures_checkpoint` of the tests makes them again. Needs
-what `make_tiny_qwen3_5` needs.
+Writes `pictures/config.json` and `pictures/expected.safetensors`, all of it F32. The weights are
+those of `hash_weights`, so nobody keeps them: `pictures_checkpoint` of the tests makes them again.
+Needs what `make_tiny_qwen3_5` needs.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -27,7 +28,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::int32_t kMaxScripted = 64;
-constexpr std::int32_t kVocab = 480;  // ordinary ids of the tiny checkpoint
+constexpr std::int32_t kVocab = 480;       // ordinary ids of the tiny checkpoint
+constexpr std::int32_t kImageToken = 500;  // of the tiny checkpoint
+constexpr std::int32_t kTokenSide = 32;    // pixels
 constexpr auto kPatience = std::chrono::seconds(60);
 
 class Random {
@@ -57,7 +60,26 @@ ExecutorConfig random_config(Random& random) {
   config.iter_stats_max_iterations = random.draw(0, 20);
   config.max_scripted_tokens = kMaxScripted;
   config.max_admission_passes = random.draw(0, 4);
+  config.max_vision_tile = 16 * random.draw(1, 6);
+  config.encoder_cache_bytes = random.one_in(2) ? random.draw(0, 20'000) : 0;
   return config;
+}
+
+/// Appends a picture of noise to a request, and its placeholders to the prompt.
+void add_picture(Random& random, Request& request) {
+  const std::int32_t rows = random.draw(1, 6);
+  const std::int32_t columns = random.draw(1, 6);
+  auto pixels = std::make_shared<std::vector<std::uint8_t>>();
+  for (std::int32_t i = 0; i < 3 * rows * columns * kTokenSide * kTokenSide; ++i) {
+    pixels->push_back(static_cast<std::uint8_t>(i * 7 + rows));
+  }
+  request.images.push_back({.height = rows * kTokenSide,
+                            .width = columns * kTokenSide,
+                            .pixels = std::move(pixels),
+                            .digest = random.one_in(2) ? "" : std::string(1, 'a')});
+  request.input_token_ids.insert(request.input_token_ids.end(),
+                                 static_cast<std::size_t>(rows * columns), kImageToken);
+  request.input_token_ids.push_back(random.draw(0, kVocab - 1));
 }
 
 Request random_request(Random& random) {
@@ -66,6 +88,10 @@ Request random_request(Random& random) {
   for (std::int32_t i = 0; i < num_prompt; ++i) {
     request.input_token_ids.push_back(random.draw(0, kVocab - 1));
   }
+  for (std::int32_t i = num_prompt <= 20 ? random.draw(-4, 2) : 0; i > 0; --i) {
+    add_picture(random, request);
+  }
+  request.return_progress = random.one_in(3);
   request.max_tokens = random.draw(1, 30);
   request.ignore_end_ids = random.one_in(2);
   if (random.one_in(3)) {
