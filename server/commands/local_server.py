@@ -10,6 +10,7 @@ from server.app import Application, ExitCode
 from server.backend import EngineConfigError, EngineRefusedError
 from server.commands.serve import run_loop
 from server.config import ServerConfig
+from server.images import DecoderLostError
 from server.logs import configure_logging
 from server.service_context import Engine
 
@@ -34,6 +35,9 @@ def ask_locally(ask: Ask, load: Callable[[], Engine], config: ServerConfig) -> E
     except EngineConfigError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         return ExitCode.USAGE
+    except DecoderLostError as error:
+        sys.stderr.write(f"deltaflash: {error}\n")
+        return ExitCode.FAILED
 
 
 async def _serve_and_ask(ask: Ask, load: Callable[[], Engine], config: ServerConfig) -> ExitCode:
