@@ -19,6 +19,8 @@ from runtime._native import (
     RequestStats,
     Response,
     SamplingConfig,
+    TokenCandidate,
+    TokenRecord,
 )
 
 __all__ = [
@@ -40,4 +42,6 @@ __all__ = [
     "RequestStats",
     "Response",
     "SamplingConfig",
+    "TokenCandidate",
+    "TokenRecord",
 ]

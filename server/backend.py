@@ -96,6 +96,8 @@ class EngineInfo:
         kv_capacity_tokens: Tokens that prompt and answer of one request may have together.
         max_stop_token_ids: Most stop tokens of one request beside the model's own.
         max_logit_biases: Most biased tokens of one request.
+        has_token_records: True when events can carry token records.
+        max_top_logprobs: Most candidates of one, 0 where they have no logprobs.
         max_draft_tokens: Most draft tokens in one round, 0 without a drafter.
         has_vision: True when the engine has a vision encoder.
         min_image_pixels: Smallest picture after resizing, pixels, 0 without vision.
@@ -121,6 +123,8 @@ class EngineInfo:
     kv_capacity_tokens: int
     max_stop_token_ids: int
     max_logit_biases: int = 0
+    has_token_records: bool = False
+    max_top_logprobs: int = 0
     max_draft_tokens: int = 0
     has_vision: bool = False
     min_image_pixels: int = 0
@@ -170,12 +174,16 @@ class GenerationRequest:
         stop_strings: Texts that end the answer.
         stop_token_ids: Tokens that end the answer beside the model's own.
         ignore_end_tokens: The model's end tokens do not end the answer.
-        include_stop: The text holds the stop string that ended it.
+        include_stop: The text holds the stop string, or what the stop token stands for, that ended
+            it.
         skip_special_tokens: Special tokens leave no text.
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
         min_tokens: No end token and no stop ends the answer before, 0 to max_tokens.
         images: The pictures in the order of their placeholders.
         report_progress: Events say where the request stands.
+        token_records: Events carry a record of every token.
+        top_logprobs: Candidates of a record, 0 to max_top_logprobs; None: no logprob and rank
+            either. Needs token_records.
     """
 
     request_id: str
@@ -191,6 +199,8 @@ class GenerationRequest:
     min_tokens: int = 0
     images: tuple["PreparedImage", ...] = ()
     report_progress: bool = False
+    token_records: bool = False
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +257,40 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCandidate:
+    """One of the likeliest tokens at a position.
+
+    Attributes:
+        id: The token.
+        piece: Its bytes.
+        logprob: Natural logarithm of its probability by the raw logits.
+    """
+
+    id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One generated token.
+
+    Attributes:
+        id: The token.
+        piece: Its bytes; empty for a special token that leaves no text.
+        logprob: Natural logarithm of its probability by the raw logits, with top_logprobs.
+        rank: How many tokens were likelier, plus one, with top_logprobs.
+        candidates: The likeliest tokens, likeliest first.
+    """
+
+    id: int
+    piece: bytes
+    logprob: float | None = None
+    rank: int | None = None
+    candidates: tuple[TokenCandidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """What came since the last event: text and tokens, and with the last one the end.
 
@@ -254,12 +298,15 @@ class TokenEvent:
         text: New text, whole characters.
         token_ids: New tokens.
         finished: Set in the last event.
+        records: Records of the tokens whose text is out, if asked for. A token whose text is held
+            back waits with it.
         progress: Where the request stands, the newest news of it, if it was asked for.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finished: Finished | None = None
+    records: tuple[TokenRecord, ...] = ()
     progress: Progress | None = None
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from server.backend import Finished, Progress, TokenEvent
+from server.backend import Finished, Progress, TokenEvent, TokenRecord
 
 
 class Mailbox:
@@ -19,6 +19,7 @@ class Mailbox:
         "_finished",
         "_on_cancel",
         "_progress",
+        "_records",
         "_text",
         "_token_ids",
         "_waiter",
@@ -33,6 +34,7 @@ class Mailbox:
         self._on_cancel = on_cancel
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._records: list[TokenRecord] = []
         self._finished: Finished | None = None
         self._progress: Progress | None = None
         self._error: Exception | None = None
@@ -52,6 +54,7 @@ class Mailbox:
         if event.text:
             self._text.append(event.text)
         self._token_ids.extend(event.token_ids)
+        self._records.extend(event.records)
         self._progress = event.progress or self._progress
         self._finished = self._finished or event.finished
         self._wake()
@@ -72,8 +75,7 @@ class Mailbox:
             return
         self.cancel()
         self._closed = True
-        self._text.clear()
-        self._token_ids.clear()
+        self._drop()
 
     async def next_event(self) -> TokenEvent:
         """Waits for events and returns all that are pending as one.
@@ -90,12 +92,20 @@ class Mailbox:
         if self._error is not None and not self._has_news():
             raise self._error
         event = TokenEvent(
-            "".join(self._text), tuple(self._token_ids), self._finished, self._progress
+            "".join(self._text),
+            tuple(self._token_ids),
+            self._finished,
+            tuple(self._records),
+            self._progress,
         )
+        self._drop()
+        return event
+
+    def _drop(self) -> None:
         self._text.clear()
         self._token_ids.clear()
+        self._records.clear()
         self._progress = None
-        return event
 
     def _has_news(self) -> bool:
         return bool(self._text or self._token_ids or self._finished or self._progress)

@@ -81,6 +81,15 @@ class Stopping:
     include_stop: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Checked `OutputOptions`; `top_logprobs` is None when absent."""
+
+    skip_special_tokens: bool
+    token_records: bool
+    top_logprobs: int | None
+
+
 def check_message_size(num_bytes: int, config: ServerConfig) -> None:
     """Refuses a serialised request over the limit.
 
@@ -222,28 +231,36 @@ def check_stopping(
                 f"{path}stop_token_ids[{index}]",
                 f"expected a token below {info.vocab_size}, got {token_id}",
             )
-    include_stop = options.include_stop_in_output
-    if include_stop and ids:
-        findings.lacks(f"{path}include_stop_in_output")
     return Stopping(
         max_tokens,
         options.min_tokens,
         tuple(dict.fromkeys(options.stop_strings[: config.max_stop_strings])),
         tuple(dict.fromkeys(ids[: info.max_stop_token_ids])),
         options.ignore_eos,
-        include_stop,
+        options.include_stop_in_output,
     )
 
 
-def check_output(options: generation_pb2.OutputOptions, findings: Findings, path: str) -> bool:
-    """Checks `OutputOptions`; returns whether special tokens leave no text."""
-    if options.HasField("top_logprobs"):
-        if options.top_logprobs > 0 and not options.token_records:
-            findings.bad(f"{path}top_logprobs", "needs token_records")
-        findings.lacks(f"{path}top_logprobs")
-    if options.token_records:
+def check_output(
+    options: generation_pb2.OutputOptions, info: EngineInfo, findings: Findings, path: str
+) -> Output:
+    """Checks `OutputOptions`; arguments and result as `check_sampling`."""
+    top_logprobs = options.top_logprobs if options.HasField("top_logprobs") else None
+    if top_logprobs is not None:
+        name = f"{path}top_logprobs"
+        if top_logprobs > 0 and not options.token_records:
+            findings.bad(name, "needs token_records")
+        elif info.max_top_logprobs == 0:
+            findings.lacks(name)
+        else:
+            findings.check_range(name, top_logprobs, 0, info.max_top_logprobs)
+    if options.token_records and not info.has_token_records:
         findings.lacks(f"{path}token_records")
-    return options.skip_special_tokens if options.HasField("skip_special_tokens") else True
+    return Output(
+        options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        options.token_records,
+        top_logprobs if options.token_records else None,
+    )
 
 
 def check_speculation(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime import Executor, FinishReason, ProgressPhase, Request, RequestStats
+from runtime import Executor, FinishReason, ProgressPhase, Request, RequestStats, TokenRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,7 @@ class Collected:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
     deltas: list[str] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     stop_string: str | None = None
@@ -56,6 +57,7 @@ class Collector:
             result.text += response.text
             result.deltas.append(response.text)
             result.token_ids += response.token_ids
+            result.records += response.records
             result.num_completion_tokens = response.num_completion_tokens
             assert result.num_final == 0, "an event after the final response"
             if response.progress is not None:

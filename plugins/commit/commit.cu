@@ -3,62 +3,19 @@
 #include "plugins/commit/commit.h"
 #include "plugins/common/cuda_error.h"
 #include "plugins/common/cuda_launch.h"
-#include "plugins/gated_delta_net/gated_delta_net.h"
-#include "plugins/sampling/logit_rules.h"
 
 namespace deltaflash::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr auto kNotFinished = static_cast<std::int32_t>(FinishReason::kNotFinished);
 
-// One thread per row; a slot stands in one row at most.
+// One thread per row.
 __global__ void __launch_bounds__(kThreads)
     commit_round_kernel(const __grid_constant__ CommitRound args) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (row >= args.rows.num_rows) {
-    return;
+  if (row < args.rows.num_rows) {
+    commit_row(args, row);
   }
-  const std::int64_t slot = args.rows.slots[row];
-  if (slot < 0) {
-    return;
-  }
-  SlotState& state = args.table[slot];
-  const std::int32_t row_len = args.rows.row_start[row + 1] - args.rows.row_start[row];
-  const bool finished = state.finish_reason != kNotFinished;
-  const std::int32_t emitted = finished ? 0 : args.num_emitted[row];
-  if (args.prefill) {
-    state.kv_len += row_len;
-    state.ring_base = 0;
-    state.ring_history = 0;
-  } else {
-    if (flushes(state.ring_history, row_len, args.history_limit)) {
-      state.ring_base =
-          static_cast<std::int32_t>((state.ring_base + state.ring_history) & (args.ring_rows - 1));
-      state.ring_history = 0;
-    }
-    state.kv_len += emitted;
-    state.ring_history += emitted;
-  }
-  if (finished) {
-    return;
-  }
-  if (!args.prefill) {
-    state.num_rounds += 1;
-  }
-  if (emitted > 0) {
-    state.last_token = args.tokens[row * args.max_emitted + emitted - 1];
-    state.num_emitted += emitted;
-    state.num_remaining -= emitted;
-  }
-  if (args.token_counts != nullptr && has_penalties(state)) {
-    std::uint16_t* counts = args.token_counts + slot * args.vocab_size;
-    for (std::int64_t i = 0; i < emitted; ++i) {
-      std::uint16_t& entry = counts[args.tokens[row * args.max_emitted + i]];
-      entry = counted_once_more(entry);
-    }
-  }
-  state.finish_reason = args.finish_reason[row];
 }
 
 }  // namespace

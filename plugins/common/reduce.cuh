@@ -51,4 +51,39 @@ __device__ __forceinline__ T block_sum(T value) {
   return total;
 }
 
+struct Best {
+  float logit;
+  std::int32_t id;
+};
+
+/// The larger logit, of equal ones the lower id. NaN never wins.
+__device__ __forceinline__ void take_better(Best& best, Best other) {
+  if (other.logit > best.logit || (other.logit == best.logit && other.id < best.id)) {
+    best = other;
+  }
+}
+
+/// The best over the CTA, in every thread. May be called again at once.
+template <int kThreads>
+__device__ __forceinline__ Best block_best(Best best) {
+  static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024);
+  constexpr int kWarps = kThreads / kWarpSize;
+  __shared__ Best of_warps[kWarps];
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    take_better(best, {__shfl_xor_sync(kFullWarp, best.logit, distance),
+                       __shfl_xor_sync(kFullWarp, best.id, distance)});
+  }
+  if (threadIdx.x % kWarpSize == 0) {
+    of_warps[threadIdx.x / kWarpSize] = best;
+  }
+  __syncthreads();
+  best = of_warps[0];
+  for (int warp = 1; warp < kWarps; ++warp) {
+    take_better(best, of_warps[warp]);
+  }
+  __syncthreads();
+  return best;
+}
+
 }  // namespace deltaflash

@@ -6,6 +6,7 @@ namespace deltaflash {
 
 constexpr int kMaxEndIds = 8;
 constexpr int kMaxLogitBiases = 256;
+constexpr int kMaxTopLogprobs = 20;
 
 /// Why a sequence ended. The device finds the first two, the host the others.
 enum class FinishReason : std::int32_t {
@@ -46,7 +47,9 @@ struct alignas(64) SlotState {
   float frequency_penalty;     // 0 = off
   std::int32_t num_biases;     // <= kMaxLogitBiases
   std::int32_t min_tokens;     // tokens emitted before an end id has any probability
-  std::int32_t forced_drafts;  // 1: forced tokens are what is drafted, not what is said (test hook)
+  std::int16_t forced_drafts;  // 1: forced tokens are what is drafted, not what is said (test hook)
+  // What token_logprobs lists of each token: 0 nothing, 1 + k its logprob and k candidates.
+  std::int16_t num_logprobs;  // <= 1 + kMaxTopLogprobs
 };
 
 /// The rows of one step, in device memory. Tokens are packed: row r owns the tokens

@@ -26,39 +26,7 @@ constexpr int kBins = 2048;
 
 using Mass = unsigned long long;  // as atomicAdd and the intrinsics spell std::uint64_t
 
-struct Best {
-  float logit;
-  std::int32_t id;
-};
-
-// NaN never wins; without a logit above -inf the id is 0.
-__device__ __forceinline__ void take_better(Best& best, Best other) {
-  if (other.logit > best.logit || (other.logit == best.logit && other.id < best.id)) {
-    best = other;
-  }
-}
-
-// The best of all threads', in every thread.
-__device__ __forceinline__ Best best_of_block(Best best) {
-  __shared__ Best of_warps[kWarps];
-#pragma unroll
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    take_better(best, {__shfl_xor_sync(kFullWarp, best.logit, distance),
-                       __shfl_xor_sync(kFullWarp, best.id, distance)});
-  }
-  if (threadIdx.x % kWarpSize == 0) {
-    of_warps[threadIdx.x / kWarpSize] = best;
-  }
-  __syncthreads();
-  best = of_warps[0];
-  for (int warp = 1; warp < kWarps; ++warp) {
-    take_better(best, of_warps[warp]);
-  }
-  __syncthreads();
-  return best;
-}
-
-// The lowest id of the largest logit, in every thread.
+// The lowest id of the largest logit, in every thread; without a logit above -inf it is 0.
 __device__ Best arg_max(const float* __restrict__ logits, std::int64_t count) {
   Best best{-INFINITY, 0};
   if (count % 4 == 0) {
@@ -76,7 +44,7 @@ __device__ Best arg_max(const float* __restrict__ logits, std::int64_t count) {
       best = logits[i] > best.logit ? Best{logits[i], static_cast<std::int32_t>(i)} : best;
     }
   }
-  return best_of_block(best);
+  return block_best<kThreads>(best);
 }
 
 __device__ __forceinline__ bool is_end_id(const SlotState& state, std::int32_t token) {
@@ -162,7 +130,7 @@ __device__ Best arg_max(const Logits& logits, std::int64_t count) {
     const float logit = logits[i];
     best = logit > best.logit ? Best{logit, static_cast<std::int32_t>(i)} : best;
   }
-  return best_of_block(best);
+  return block_best<kThreads>(best);
 }
 
 // What one token's draw is about.

@@ -172,6 +172,12 @@ class TextStream:
         """Tokens pushed, up to and with the one that completed the stop string."""
 
     @property
+    def num_tokens_released(self) -> int:
+        """
+        Of these, how many have had all of their text released: the first ones.
+        """
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string is complete."""
 
@@ -312,7 +318,24 @@ class SamplingConfig:
 class OutputConfig:
     """What comes back besides text and token ids."""
 
-    def __init__(self, *, return_context_logits: bool = False, return_generation_logits: bool = False, return_image_embeddings: bool = False) -> None: ...
+    def __init__(self, *, token_records: bool = False, top_logprobs: int | None = None, return_context_logits: bool = False, return_generation_logits: bool = False, return_image_embeddings: bool = False) -> None:
+        """
+        token_records: responses carry a TokenRecord of every token. top_logprobs: candidates
+        of a record, 0 to MAX_TOP_LOGPROBS; None: no logprob and rank either. Logits and what
+        became of pictures come with the final response.
+        """
+
+    @property
+    def token_records(self) -> bool: ...
+
+    @token_records.setter
+    def token_records(self, arg: bool, /) -> None: ...
+
+    @property
+    def top_logprobs(self) -> int | None: ...
+
+    @top_logprobs.setter
+    def top_logprobs(self, arg: int | None, /) -> None: ...
 
     @property
     def return_context_logits(self) -> bool: ...
@@ -474,11 +497,12 @@ class ExecutorConfig:
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0, images: Sequence[Image] = [], return_progress: bool = False) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_ids: Sequence[int] = [], stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0, images: Sequence[Image] = [], return_progress: bool = False) -> None:
         """
         max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most
         max_tokens; before, no end id comes and no stop string counts. end_ids: None = the
-        engine's. allotted_time_ms: from enqueue. images: one for each run of placeholders
+        engine's. stop_ids: end the text beside those; the text of one is part of it with
+        include_stop. allotted_time_ms: from enqueue. images: one for each run of placeholders
         (EngineInfo.image_token_id) among the ids, which is as long as the picture has tokens.
         return_progress: responses say where the request is before its first token. The others
         are test hooks: forced_tokens, what
@@ -522,6 +546,12 @@ class Request:
 
     @ignore_end_ids.setter
     def ignore_end_ids(self, arg: bool, /) -> None: ...
+
+    @property
+    def stop_ids(self) -> list[int]: ...
+
+    @stop_ids.setter
+    def stop_ids(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def stop_strings(self) -> list[str]: ...
@@ -631,6 +661,42 @@ class RequestStats:
     @property
     def num_accepted(self) -> int: ...
 
+class TokenCandidate:
+    """One of the likeliest tokens."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def piece(self) -> bytes:
+        """The token's bytes, which need not be whole characters."""
+
+    @property
+    def logprob(self) -> float: ...
+
+class TokenRecord:
+    """One emitted token; logprobs are of the raw logits, natural logarithms."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def piece(self) -> bytes:
+        """
+        The token's bytes, which need not be whole characters; empty for a hidden special token.
+        """
+
+    @property
+    def logprob(self) -> float | None: ...
+
+    @property
+    def rank(self) -> int | None:
+        """1 + how many tokens were likelier."""
+
+    @property
+    def candidates(self) -> list[TokenCandidate]:
+        """Likeliest first."""
+
 class Response:
     """What became of a request since its last response."""
 
@@ -642,6 +708,9 @@ class Response:
 
     @property
     def token_ids(self) -> list[int]: ...
+
+    @property
+    def records(self) -> list[TokenRecord]: ...
 
     @property
     def is_final(self) -> bool: ...

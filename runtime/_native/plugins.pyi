@@ -18,9 +18,18 @@ class ThreadPool:
     @property
     def num_threads(self) -> int: ...
 
+def token_logprobs(logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sample_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], num_emitted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logprob: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rank: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], top_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu')], top_logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
+    """
+    How likely `logits` [num_logits, vocab_size] make each emitted token of the rows
+    whose slot asks for it: `logprob` and `rank` [num_rows, max_emitted], and what is
+    likeliest: `top_ids` and `top_logprobs` [num_rows, max_emitted, MAX_TOP_LOGPROBS].
+    """
+
 MAX_END_IDS: int = 8
 
 MAX_LOGIT_BIASES: int = 256
+
+MAX_TOP_LOGPROBS: int = 20
 
 def slot_table_dtype() -> numpy.dtype[numpy.void]:
     """The NumPy dtype of one entry of the slot table, laid out as SlotState."""

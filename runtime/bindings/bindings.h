@@ -32,6 +32,7 @@ void bind_scripted_draft(nanobind::module_& plugins);
 void bind_silu_mul(nanobind::module_& plugins);
 void bind_slot_table(nanobind::module_& plugins);
 void bind_thread_pool(nanobind::module_& plugins);
+void bind_token_logprobs(nanobind::module_& plugins);
 void bind_vision_attention(nanobind::module_& plugins);
 void bind_vision_position_embedding(nanobind::module_& plugins);
 void bind_vision_rotary(nanobind::module_& plugins);

@@ -34,6 +34,8 @@ nb::object logit_array(LogitRows& rows) {
   return nb::cast(LogitArray(values->data(), {num_rows, values->size() / num_rows}, owner));
 }
 
+nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
 std::optional<std::chrono::nanoseconds> timeout_of(std::optional<double> timeout_s) {
   // A year stands for ever, so that no finite number overflows.
   constexpr double kLongest = 365.0 * 86400.0;
@@ -93,12 +95,19 @@ void bind_configs(nb::module_& module) {
   nb::class_<OutputConfig>(module, "OutputConfig", "What comes back besides text and token ids.")
       .def(
           "__init__",
-          [](OutputConfig* self, bool context_logits, bool generation_logits,
-             bool image_embeddings) {
-            new (self) OutputConfig{context_logits, generation_logits, image_embeddings};
+          [](OutputConfig* self, bool token_records, std::optional<std::int32_t> top_logprobs,
+             bool context_logits, bool generation_logits, bool image_embeddings) {
+            new (self) OutputConfig{token_records, top_logprobs, context_logits, generation_logits,
+                                    image_embeddings};
           },
-          nb::kw_only(), "return_context_logits"_a = false, "return_generation_logits"_a = false,
-          "return_image_embeddings"_a = false)
+          nb::kw_only(), "token_records"_a = false, "top_logprobs"_a = nb::none(),
+          "return_context_logits"_a = false, "return_generation_logits"_a = false,
+          "return_image_embeddings"_a = false,
+          "token_records: responses carry a TokenRecord of every token. top_logprobs: candidates\n"
+          "of a record, 0 to MAX_TOP_LOGPROBS; None: no logprob and rank either. Logits and what\n"
+          "became of pictures come with the final response.")
+      .def_rw("token_records", &OutputConfig::token_records)
+      .def_rw("top_logprobs", &OutputConfig::top_logprobs)
       .def_rw("return_context_logits", &OutputConfig::return_context_logits)
       .def_rw("return_generation_logits", &OutputConfig::return_generation_logits)
       .def_rw("return_image_embeddings", &OutputConfig::return_image_embeddings);
@@ -177,12 +186,12 @@ void bind_request(nb::module_& module) {
           [](Request* self, std::vector<TokenId> input_token_ids,
              std::optional<std::int32_t> max_tokens, const SamplingConfig& sampling,
              const OutputConfig& output, std::optional<std::vector<TokenId>> end_ids,
-             bool ignore_end_ids, std::vector<std::string> stop_strings, bool include_stop,
-             bool skip_special_tokens, std::optional<std::int64_t> allotted_time_ms,
-             std::string client_id, std::vector<TokenId> forced_tokens,
-             std::vector<std::int32_t> draft_script, bool force_tokens,
-             std::int32_t fail_after_tokens, std::int32_t min_tokens, std::vector<Image> images,
-             bool return_progress) {
+             bool ignore_end_ids, std::vector<TokenId> stop_ids,
+             std::vector<std::string> stop_strings, bool include_stop, bool skip_special_tokens,
+             std::optional<std::int64_t> allotted_time_ms, std::string client_id,
+             std::vector<TokenId> forced_tokens, std::vector<std::int32_t> draft_script,
+             bool force_tokens, std::int32_t fail_after_tokens, std::int32_t min_tokens,
+             std::vector<Image> images, bool return_progress) {
             new (self) Request{std::move(input_token_ids),
                                max_tokens,
                                min_tokens,
@@ -190,13 +199,14 @@ void bind_request(nb::module_& module) {
                                output,
                                std::move(end_ids),
                                ignore_end_ids,
+                               std::move(stop_ids),
                                std::move(stop_strings),
+                               std::move(images),
+                               return_progress,
                                include_stop,
                                skip_special_tokens,
                                allotted_time_ms,
                                std::move(client_id),
-                               std::move(images),
-                               return_progress,
                                std::move(forced_tokens),
                                std::move(draft_script),
                                force_tokens,
@@ -204,16 +214,17 @@ void bind_request(nb::module_& module) {
           },
           "input_token_ids"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
           "sampling"_a = SamplingConfig{}, "output"_a = OutputConfig{}, "end_ids"_a = nb::none(),
-          "ignore_end_ids"_a = false, "stop_strings"_a = std::vector<std::string>{},
-          "include_stop"_a = false, "skip_special_tokens"_a = true,
-          "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
+          "ignore_end_ids"_a = false, "stop_ids"_a = std::vector<TokenId>{},
+          "stop_strings"_a = std::vector<std::string>{}, "include_stop"_a = false,
+          "skip_special_tokens"_a = true, "allotted_time_ms"_a = nb::none(), "client_id"_a = "",
           "forced_tokens"_a = std::vector<TokenId>{},
           "draft_script"_a = std::vector<std::int32_t>{}, "force_tokens"_a = true,
           "fail_after_tokens"_a = 0, "min_tokens"_a = 0, "images"_a = std::vector<Image>{},
           "return_progress"_a = false,
           "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
           "max_tokens; before, no end id comes and no stop string counts. end_ids: None = the\n"
-          "engine's. allotted_time_ms: from enqueue. images: one for each run of placeholders\n"
+          "engine's. stop_ids: end the text beside those; the text of one is part of it with\n"
+          "include_stop. allotted_time_ms: from enqueue. images: one for each run of placeholders\n"
           "(EngineInfo.image_token_id) among the ids, which is as long as the picture has tokens.\n"
           "return_progress: responses say where the request is before its first token. The others\n"
           "are test hooks: forced_tokens, what\n"
@@ -226,6 +237,7 @@ void bind_request(nb::module_& module) {
       .def_rw("output", &Request::output)
       .def_rw("end_ids", &Request::end_ids)
       .def_rw("ignore_end_ids", &Request::ignore_end_ids)
+      .def_rw("stop_ids", &Request::stop_ids)
       .def_rw("stop_strings", &Request::stop_strings)
       .def_rw("include_stop", &Request::include_stop)
       .def_rw("skip_special_tokens", &Request::skip_special_tokens)
@@ -255,10 +267,29 @@ void bind_reports(nb::module_& module) {
       .def_ro("num_drafted", &RequestStats::num_drafted)
       .def_ro("num_accepted", &RequestStats::num_accepted);
 
+  nb::class_<TokenCandidate>(module, "TokenCandidate", "One of the likeliest tokens.")
+      .def_ro("id", &TokenCandidate::id)
+      .def_prop_ro(
+          "piece", [](const TokenCandidate& self) { return bytes_of(self.piece); },
+          "The token's bytes, which need not be whole characters.")
+      .def_ro("logprob", &TokenCandidate::logprob);
+
+  nb::class_<TokenRecord>(module, "TokenRecord",
+                          "One emitted token; logprobs are of the raw logits, natural logarithms.")
+      .def_ro("id", &TokenRecord::id)
+      .def_prop_ro(
+          "piece", [](const TokenRecord& self) { return bytes_of(self.piece); },
+          "The token's bytes, which need not be whole characters; empty for a hidden special "
+          "token.")
+      .def_ro("logprob", &TokenRecord::logprob)
+      .def_ro("rank", &TokenRecord::rank, "1 + how many tokens were likelier.")
+      .def_ro("candidates", &TokenRecord::candidates, "Likeliest first.");
+
   nb::class_<Response>(module, "Response", "What became of a request since its last response.")
       .def_ro("request_id", &Response::request_id)
       .def_ro("text", &Response::text)
       .def_ro("token_ids", &Response::token_ids)
+      .def_ro("records", &Response::records)
       .def_ro("is_final", &Response::is_final)
       .def_ro("finish_reason", &Response::finish_reason)
       .def_ro("stop_string", &Response::stop_string)

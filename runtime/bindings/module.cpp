@@ -12,6 +12,7 @@ NB_MODULE(_native, module) {
   deltaflash::bind_executor(module);
   nanobind::module_ plugins = module.def_submodule("plugins", "The CPU twins of the ops.");
   deltaflash::bind_thread_pool(plugins);
+  deltaflash::bind_token_logprobs(plugins);
   deltaflash::bind_slot_table(plugins);
   deltaflash::bind_bias_activation(plugins);
   deltaflash::bind_bias_residual(plugins);

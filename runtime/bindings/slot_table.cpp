@@ -45,7 +45,8 @@ constexpr Field kFields[] = {
     {"frequency_penalty", "<f4", offsetof(SlotState, frequency_penalty)},
     {"num_biases", "<i4", offsetof(SlotState, num_biases)},
     {"min_tokens", "<i4", offsetof(SlotState, min_tokens)},
-    {"forced_drafts", "<i4", offsetof(SlotState, forced_drafts)},
+    {"forced_drafts", "<i2", offsetof(SlotState, forced_drafts)},
+    {"num_logprobs", "<i2", offsetof(SlotState, num_logprobs)},
 };
 
 nb::object slot_table_dtype() {
@@ -141,6 +142,7 @@ RowBatch row_batch(const char* op, const Array<const std::int32_t, 1>& slots,
 void bind_slot_table(nb::module_& plugins) {
   plugins.attr("MAX_END_IDS") = kMaxEndIds;
   plugins.attr("MAX_LOGIT_BIASES") = kMaxLogitBiases;
+  plugins.attr("MAX_TOP_LOGPROBS") = kMaxTopLogprobs;
   plugins.def("slot_table_dtype", &slot_table_dtype,
               nb::sig("def slot_table_dtype() -> numpy.dtype[numpy.void]"),
               "The NumPy dtype of one entry of the slot table, laid out as SlotState.");

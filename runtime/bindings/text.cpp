@@ -196,6 +196,8 @@ Returns:
       .def("take_text", &TextStream::take_text, "Returns the text released since the last call.")
       .def_prop_ro("num_tokens", &TextStream::num_tokens,
                    "Tokens pushed, up to and with the one that completed the stop string.")
+      .def_prop_ro("num_tokens_released", &TextStream::num_tokens_released,
+                   "Of these, how many have had all of their text released: the first ones.")
       .def_prop_ro("stopped", &TextStream::stopped, "Whether a stop string is complete.")
       .def_prop_ro("matched_stop", &TextStream::matched_stop,
                    "The stop string that ended the sequence, or None.");

@@ -119,6 +119,7 @@ class CudaDevice final : public Device {
         .sample_accept = sample_accept,
         .scripted_draft = scripted_draft,
         .silu_mul = silu_mul,
+        .token_logprobs = token_logprobs,
     };
     return kTable;
   }

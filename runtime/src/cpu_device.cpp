@@ -125,6 +125,7 @@ class CpuDevice final : public Device {
         .sample_accept = cpu::sample_accept,
         .scripted_draft = cpu::scripted_draft,
         .silu_mul = cpu::silu_mul,
+        .token_logprobs = cpu::token_logprobs,
         .bias_activation = cpu::bias_activation,
         .bias_residual = cpu::bias_residual,
         .layer_norm = cpu::layer_norm,

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "runtime/src/utf8_decoder.h"
 #include "runtime/src/vocabulary.h"
@@ -27,6 +29,15 @@ class Detokenizer {
 
   /// The sequence has ended: an incomplete character becomes U+FFFD. Ready for another sequence.
   void finish(std::string& out) { decoder_.finish(out); }
+
+  /// The bytes that a token gives to the text: none if it is hidden.
+  std::string_view piece(std::int32_t id) const {
+    return skip_special_tokens_ && vocabulary_->is_special(id) ? std::string_view{}
+                                                               : vocabulary_->bytes(id);
+  }
+
+  /// Bytes of an incomplete character.
+  std::size_t num_held() const { return decoder_.num_held(); }
 
  private:
   const Vocabulary* vocabulary_;

@@ -27,6 +27,7 @@
 #include "plugins/sampling/sampling.h"
 #include "plugins/scripted_draft/scripted_draft.h"
 #include "plugins/silu_mul/silu_mul.h"
+#include "plugins/token_logprobs/token_logprobs.h"
 #include "plugins/vision_attention/vision_attention.h"
 #include "plugins/vision_position_embedding/vision_position_embedding.h"
 #include "plugins/vision_rotary/vision_rotary.h"
@@ -49,6 +50,7 @@ struct PluginTable {
   void (*sample_accept)(const SampleAccept&, Stream);
   void (*scripted_draft)(const ScriptedDraft&, Stream);
   void (*silu_mul)(const SiluMul&, Stream);
+  void (*token_logprobs)(const TokenLogprobs&, Stream);
   // Of the vision step; all null on a device that cannot run it.
   void (*bias_activation)(const BiasActivation&, Stream) = nullptr;
   void (*bias_residual)(const BiasResidual&, Stream) = nullptr;

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "plugins/common/error.h"
+#include "runtime/src/clock.h"
 #include "runtime/src/cuda_library.h"
 #include "runtime/src/request_checks.h"
+#include "runtime/src/token_records.h"
 
 namespace deltaflash {
 namespace {
@@ -13,12 +15,6 @@ namespace {
 // Of pictures, when no stream waits: cancellations and new requests do.
 constexpr std::int64_t kIdleSliceNs = 50'000'000;
 constexpr std::int64_t kLongestTimeMs = 1'000'000'000'000;  // 31 years, as good as for ever
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::unique_ptr<Device> make_device(const ExecutorConfig& config) {
   if (config.device == "cuda") {
@@ -62,6 +58,7 @@ SlotState slot_state(const Sequence& sequence, const Request& request) {
   state.num_biases = static_cast<std::int32_t>(request.sampling.logit_bias.size());
   state.min_tokens = request.min_tokens;
   state.forced_drafts = request.force_tokens ? 0 : 1;
+  state.num_logprobs = static_cast<std::int16_t>(1 + request.output.top_logprobs.value_or(-1));
   return state;
 }
 
@@ -146,6 +143,12 @@ Executor::SequencePtr Executor::make_sequence(Request request) {
       std::min<std::int64_t>(wanted.max_tokens.value_or(config_.default_max_tokens), room);
   if (!wanted.ignore_end_ids) {
     sequence->end_ids = wanted.end_ids.value_or(engine_.end_ids);
+  }
+  for (const TokenId id : wanted.stop_ids) {
+    if (std::find(sequence->end_ids.begin(), sequence->end_ids.end(), id) ==
+        sequence->end_ids.end()) {
+      sequence->end_ids.push_back(id);
+    }
   }
   sequence->stats.arrival_ns = now_ns();
   if (const auto allotted = allotted_ns(wanted)) {
@@ -375,53 +378,6 @@ bool Executor::launch(std::vector<ScheduledStep> steps) {
   return true;
 }
 
-void Executor::encode(std::int64_t budget_ns) {
-  const std::int64_t begin = now_ns();
-  if (const SequencePtr sequence = vision_->advance(budget_ns)) {
-    const double fraction = vision_->fraction(*sequence);
-    const auto percent = static_cast<std::int64_t>(100 * fraction);
-    if (percent > std::exchange(sequence->encoding_percent, percent)) {
-      show_progress(*sequence, ProgressPhase::kEncoding, fraction);
-    }
-  }
-  current_.vision_ns = now_ns() - begin;
-}
-
-/// After a piece of a prompt.
-void Executor::prompt_launched(Sequence& sequence) {
-  if (sequence.num_ready_tokens() == sequence.num_prompt_tokens()) {  // no step back to kEncoding
-    show_progress(sequence, ProgressPhase::kPrefill,
-                  static_cast<double>(sequence.num_prefilled) /
-                      static_cast<double>(sequence.num_prompt_tokens()));
-  }
-  if (sequence.stage != Stage::kDecode) {
-    return;
-  }
-  if (sequence.request.output.return_image_embeddings) {
-    for (const auto& rows : sequence.embeddings) {
-      LogitRows& all = sequence.image_embeddings;
-      all.values.insert(all.values.end(), rows->values.get(),
-                        rows->values.get() + rows->num_tokens * rows->width);
-      all.num_rows += rows->num_tokens;
-    }
-  }
-  sequence.embeddings.clear();
-}
-
-void Executor::show_progress(const Sequence& sequence, ProgressPhase phase,
-                             std::optional<double> fraction) {
-  if (!sequence.request.return_progress) {
-    return;
-  }
-  Response response;
-  response.request_id = sequence.id;
-  response.num_prompt_tokens = sequence.num_prompt_tokens();
-  response.num_completion_tokens = sequence.num_emitted;
-  response.stats = sequence.stats;
-  response.progress = Progress{.phase = phase, .fraction = fraction};
-  responses_.push(std::move(response));
-}
-
 void Executor::read_oldest() {
   const std::vector<ScheduledStep> steps = std::move(in_flight_.front());
   in_flight_.pop_front();
@@ -432,6 +388,14 @@ void Executor::read_oldest() {
     }
     scheduler_->step_read(step);
   }
+}
+
+bool Executor::keeps_text(const Request& request, TokenId stop) const {
+  const auto has = [stop](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), stop) != ids.end();
+  };
+  return request.include_stop && has(request.stop_ids) &&
+         !has(request.end_ids.value_or(engine_.end_ids));
 }
 
 void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
@@ -457,21 +421,27 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   Response response;
   const auto reason_on_device = static_cast<FinishReason>(result.finish_reason[index]);
-  const std::int32_t* tokens =
-      result.tokens.data() + index * static_cast<std::size_t>(result.max_emitted);
+  const std::size_t first_token = index * static_cast<std::size_t>(result.max_emitted);
+  const std::int32_t* tokens = result.tokens.data() + first_token;
   auto reason = FinishReason::kNotFinished;
   std::int64_t num_kept = 0;
   while (num_kept < num_emitted && reason == FinishReason::kNotFinished) {
     const TokenId token = tokens[num_kept++];
     response.token_ids.push_back(token);
-    if (num_kept == num_emitted && reason_on_device == FinishReason::kEndId) {
-      // An end id ends the text; it is no part of it.
-      response.end_id = token;
-      reason = FinishReason::kEndId;
-    } else if (sequence->text.push(token)) {
-      reason = FinishReason::kStopWords;
-    } else if (num_kept == num_emitted) {
+    if (num_kept == num_emitted) {
       reason = reason_on_device;
+    }
+    // An end id ends the text; it is no part of it.
+    const bool has_text = reason != FinishReason::kEndId || keeps_text(sequence->request, token);
+    if (has_text && sequence->text.push(token)) {
+      reason = FinishReason::kStopWords;
+    }
+    if (reason == FinishReason::kEndId) {
+      response.end_id = token;
+    }
+    if (sequence->request.output.token_records) {
+      sequence->records.push_back(token_record(
+          *sequence, vocabulary_, result, first_token + static_cast<std::size_t>(num_kept) - 1));
     }
   }
   if (sequence->request.output.return_generation_logits) {
@@ -507,6 +477,10 @@ void Executor::take_row(const SequencePtr& sequence, const StepRow& row, std::si
   }
   response.request_id = sequence->id;
   response.text = sequence->text.take_text();
+  if (sequence->request.output.token_records) {
+    release_records(
+        *sequence, sequence->text.num_tokens_released() - sequence->num_records_released, response);
+  }
   response.num_prompt_tokens = sequence->num_prompt_tokens();
   response.num_completion_tokens = sequence->num_emitted;
   response.stats = request_stats;
@@ -521,6 +495,7 @@ void Executor::finish(const SequencePtr& sequence, FinishReason reason, Response
   }
   response.request_id = sequence->id;
   response.text = sequence->text.take_text();
+  release_records(*sequence, static_cast<std::int64_t>(sequence->records.size()), response);
   response.is_final = true;
   response.finish_reason = reason;
   if (reason == FinishReason::kStopWords) {

@@ -94,6 +94,7 @@ class Executor {
   void read_oldest();
   void take_row(const SequencePtr& sequence, const StepRow& row, std::size_t index,
                 const StepResult& result, bool prefill);
+  bool keeps_text(const Request& request, TokenId stop) const;
   void finish(const SequencePtr& sequence, FinishReason reason, Response response);
   void cancel_all();
   void end(const std::optional<std::string>& error);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <set>
 #include <stdexcept>
 
@@ -10,6 +11,9 @@
 
 namespace deltaflash {
 namespace {
+
+/// What token_logprobs says of a token: logprob, rank, candidates and their logprobs.
+constexpr std::int64_t kNumLogprobWords = 2 + 2 * kMaxTopLogprobs;
 
 std::size_t num_bytes(std::initializer_list<std::int64_t> shape, std::size_t element_bytes) {
   std::size_t bytes = element_bytes;
@@ -232,9 +236,11 @@ void ModelRunner::allocate_step_arrays() {
   const std::int64_t rows = limits_.num_slots;
   const std::int64_t tokens = limits_.max_tokens;
   const std::int64_t max_emitted = limits_.max_draft + 1;
-  // One block for what comes back, so that reading a step is one copy.
+  // One block for what comes back, so that reading a step is one copy; another for logprobs.
   const std::int64_t num_results = rows * (max_emitted + 3);
   auto* results = allocate<std::int32_t>({num_results});
+  const std::int64_t places = rows * max_emitted;
+  auto* logprobs = allocate<float>({places, kNumLogprobWords});
   memory_.step = {.slots = allocate<std::int32_t>({rows}),
                   .row_start = allocate<std::int32_t>({rows + 1}),
                   .token_ids = allocate<std::int32_t>({tokens}),
@@ -246,14 +252,20 @@ void ModelRunner::allocate_step_arrays() {
                   .tokens = results,
                   .num_emitted = results + rows * max_emitted,
                   .num_accepted = results + rows * (max_emitted + 1),
-                  .finish_reason = results + rows * (max_emitted + 2)};
+                  .finish_reason = results + rows * (max_emitted + 2),
+                  .logprob = logprobs,
+                  .rank = reinterpret_cast<std::int32_t*>(logprobs + places),
+                  .top_ids = reinterpret_cast<std::int32_t*>(logprobs + 2 * places),
+                  .top_logprobs = logprobs + (2 + kMaxTopLogprobs) * places};
   const std::int64_t num_inputs = 4 * rows + 1 + 4 * tokens + max_logits_;
   for (std::int64_t step = 0; step < limits_.max_unread; ++step) {
     const auto host = [this](std::int64_t count) {
       return static_cast<std::int32_t*>(
           device_->allocate_host(static_cast<std::size_t>(count) * sizeof(std::int32_t)));
     };
-    staging_.push_back({.input = host(num_inputs), .results = host(num_results)});
+    staging_.push_back({.input = host(num_inputs),
+                        .results = host(num_results),
+                        .logprobs = host(places * kNumLogprobWords)});
   }
 }
 
@@ -296,7 +308,8 @@ void ModelRunner::launch(const StepPlan& plan) {
   }
   const Staging& staging = staging_[next_staging_++ % staging_.size()];
   Unread unread{.result = {},
-                .results = staging.results,
+                .staging = staging,
+                .logprobs = plan.logprobs,
                 .num_rows = plan.rows.size(),
                 .stride = static_cast<std::size_t>(limits_.num_slots),
                 .event = nullptr};
@@ -314,6 +327,11 @@ void ModelRunner::launch(const StepPlan& plan) {
   device_->download(staging.results, memory_.step.tokens,
                     unread.stride * static_cast<std::size_t>(memory_.step.max_emitted + 3) *
                         sizeof(std::int32_t));
+  if (plan.logprobs) {
+    device_->download(staging.logprobs, memory_.step.logprob,
+                      num_bytes({limits_.num_slots, memory_.step.max_emitted, kNumLogprobWords},
+                                sizeof(std::int32_t)));
+  }
   if (plan.read_logits) {
     std::vector<float>& logits = unread.result.logits;
     logits.resize(static_cast<std::size_t>(num_logits * memory_.config.vocab_size));
@@ -347,7 +365,8 @@ void ModelRunner::launch_prefill(const StepPlan& plan, const Staging& staging) {
                         .num_logits = static_cast<std::int64_t>(logit_index.size()),
                         .max_row_tokens = max_row_tokens,
                         .prefill = true,
-                        .greedy_only = plan.greedy_only};
+                        .greedy_only = plan.greedy_only,
+                        .logprobs = plan.logprobs};
   check_limits(shape);
   std::int32_t* next = staging.input;
   const auto upload = [&](std::int32_t* device, const std::vector<std::int32_t>& values) {
@@ -372,7 +391,8 @@ StepShape ModelRunner::verify_shape(const StepPlan& plan) const {
                   .num_logits = 0,
                   .max_row_tokens = 0,
                   .prefill = false,
-                  .greedy_only = plan.greedy_only};
+                  .greedy_only = plan.greedy_only,
+                  .logprobs = plan.logprobs};
   for (const StepRow& row : plan.rows) {
     shape.num_tokens += row.num_tokens;
     shape.max_row_tokens = std::max<std::int64_t>(shape.max_row_tokens, row.num_tokens);
@@ -438,6 +458,21 @@ void ModelRunner::run(const StepShape& shape) {
   for (const Operator& op : shape.prefill ? prefill_ : verify_) {
     op(shape, stream);
   }
+  if (shape.logprobs) {
+    device_->plugins().token_logprobs({.logits = logits_,
+                                       .vocab_size = memory_.config.vocab_size,
+                                       .table = memory_.slot.table,
+                                       .rows = rows_of(shape, memory_.step),
+                                       .sample_start = memory_.step.sample_start,
+                                       .tokens = memory_.step.tokens,
+                                       .num_emitted = memory_.step.num_emitted,
+                                       .max_emitted = memory_.step.max_emitted,
+                                       .logprob = memory_.step.logprob,
+                                       .rank = memory_.step.rank,
+                                       .top_ids = memory_.step.top_ids,
+                                       .top_logprobs = memory_.step.top_logprobs},
+                                      stream);
+  }
   for (const Operator& op : commit_) {
     op(shape, stream);
   }
@@ -455,15 +490,24 @@ StepResult ModelRunner::read() {
   unread_.pop_front();
   oldest.event->wait();
   const auto max_emitted = static_cast<std::size_t>(oldest.result.max_emitted);
-  const std::int32_t* results = oldest.results;
-  const auto take = [&](std::size_t width, std::vector<std::int32_t>& values) {
-    values.assign(results, results + oldest.num_rows * width);
-    results += oldest.stride * width;
+  const std::int32_t* next = oldest.staging.results;
+  const auto take = [&]<typename T>(std::size_t width, std::vector<T>& values) {
+    static_assert(sizeof(T) == sizeof(*next));
+    values.resize(oldest.num_rows * width);
+    std::memcpy(values.data(), next, values.size() * sizeof(T));
+    next += oldest.stride * width;
   };
   take(max_emitted, oldest.result.tokens);
   take(1, oldest.result.num_emitted);
   take(1, oldest.result.num_accepted);
   take(1, oldest.result.finish_reason);
+  if (oldest.logprobs) {
+    next = oldest.staging.logprobs;
+    take(max_emitted, oldest.result.logprob);
+    take(max_emitted, oldest.result.rank);
+    take(max_emitted * kMaxTopLogprobs, oldest.result.top_ids);
+    take(max_emitted * kMaxTopLogprobs, oldest.result.top_logprobs);
+  }
   return std::move(oldest.result);
 }
 

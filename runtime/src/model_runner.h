@@ -58,6 +58,7 @@ struct StepPlan {
   bool prefill = false;
   bool scripted_draft = false;  // verify: run the scripted drafter first
   bool greedy_only = false;     // every row takes the arg max of its logits as they are
+  bool logprobs = false;        // some row asks for them, SlotState::num_logprobs
   bool read_logits = false;
   std::vector<StepRow> rows;
   std::vector<std::int32_t> token_ids;  // prefill: packed
@@ -74,6 +75,11 @@ struct StepResult {
   std::vector<std::int32_t> finish_reason;
   std::vector<std::int32_t> logit_start;  // first row of `logits` of each plan row
   std::vector<float> logits;              // [num_logits, vocab_size], if read_logits
+  // Of plans with logprobs, as token_logprobs.h has them; entries that it does not write are junk.
+  std::vector<float> logprob;
+  std::vector<std::int32_t> rank;
+  std::vector<std::int32_t> top_ids;
+  std::vector<float> top_logprobs;
 };
 
 /// Weights, pools and steps of one model on one device. Steps are launched in order and read in
@@ -110,15 +116,17 @@ class ModelRunner {
  private:
   /// Host memory of one step between its launch and its reading.
   struct Staging {
-    std::int32_t* input;    // what the step is told, see `launch_prefill` and `launch_verify`
-    std::int32_t* results;  // tokens | num_emitted | num_accepted | finish_reason
+    std::int32_t* input;     // what the step is told, see `launch_prefill` and `launch_verify`
+    std::int32_t* results;   // tokens | num_emitted | num_accepted | finish_reason
+    std::int32_t* logprobs;  // logprob | rank | top_ids | top_logprobs
   };
 
   struct Unread {
     StepResult result;  // its vectors are filled from `results` when the step is read
-    const std::int32_t* results;
+    Staging staging;
+    bool logprobs;
     std::size_t num_rows;  // of the plan
-    std::size_t stride;    // rows that `results` has room for
+    std::size_t stride;    // rows that the staging has room for
     std::unique_ptr<Event> event;
   };
 

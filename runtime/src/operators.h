@@ -28,6 +28,10 @@ struct StepArrays {
   std::int32_t* num_emitted;    // [max_rows]
   std::int32_t* num_accepted;   // [max_rows]
   std::int32_t* finish_reason;  // [max_rows]
+  float* logprob;               // [max_rows, max_emitted]; of rows that ask for it
+  std::int32_t* rank;           // [max_rows, max_emitted]
+  std::int32_t* top_ids;        // [max_rows, max_emitted, kMaxTopLogprobs]
+  float* top_logprobs;          // [max_rows, max_emitted, kMaxTopLogprobs]
 };
 
 /// Device memory that belongs to slots.
@@ -108,6 +112,7 @@ struct StepShape {
   std::int64_t max_row_tokens;
   bool prefill;
   bool greedy_only;
+  bool logprobs;
 
   auto operator<=>(const StepShape&) const = default;
 };

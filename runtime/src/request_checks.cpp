@@ -187,9 +187,22 @@ void check_request(const Request& request, const ExecutorConfig& config, const E
            "0 to max_tokens = " + std::to_string(longest));
   }
   check_sampling(request.sampling, engine.vocab_size);
-  if (request.end_ids && request.end_ids->size() > kMaxEndIds) {
-    refuse("end_ids", std::to_string(request.end_ids->size()) + " ids",
-           "at most " + std::to_string(kMaxEndIds));
+  check_ids("stop_ids", request.stop_ids, engine.vocab_size);
+  const std::size_t num_end_ids =
+      (request.ignore_end_ids ? 0 : request.end_ids.value_or(engine.end_ids).size()) +
+      request.stop_ids.size();
+  if (num_end_ids > kMaxEndIds) {
+    refuse("end_ids, stop_ids", std::to_string(num_end_ids) + " ids",
+           "at most " + std::to_string(kMaxEndIds) + " together");
+  }
+  if (const auto& count = request.output.top_logprobs) {
+    const std::int64_t most = std::min<std::int64_t>(kMaxTopLogprobs, engine.vocab_size);
+    if (*count < 0 || *count > most) {
+      refuse("output.top_logprobs", std::to_string(*count), "0 to " + std::to_string(most));
+    }
+    if (!request.output.token_records) {
+      refuse("output.top_logprobs", std::to_string(*count), "token_records with it");
+    }
   }
   if (request.allotted_time_ms && *request.allotted_time_ms < 1) {
     refuse("allotted_time_ms", std::to_string(*request.allotted_time_ms), "at least 1");

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -15,8 +16,11 @@ namespace {
 void merge(Response& earlier, Response&& later) {
   earlier.text += later.text;
   earlier.token_ids.insert(earlier.token_ids.end(), later.token_ids.begin(), later.token_ids.end());
+  earlier.records.insert(earlier.records.end(), std::make_move_iterator(later.records.begin()),
+                         std::make_move_iterator(later.records.end()));
   later.text = std::move(earlier.text);
   later.token_ids = std::move(earlier.token_ids);
+  later.records = std::move(earlier.records);
   if (!later.progress) {
     later.progress = earlier.progress;
   }

@@ -14,6 +14,8 @@ bool is_plain_greedy(const Request& request) {
          sampling.logit_bias.empty() && request.min_tokens == 0;
 }
 
+bool wants_logprobs(const Request& request) { return request.output.top_logprobs.has_value(); }
+
 /// Rotary positions of the next `count` tokens of a prompt, axis by axis.
 void add_positions(const Sequence& sequence, std::int64_t count,
                    std::array<std::vector<std::int32_t>, 3>& positions) {
@@ -187,6 +189,7 @@ ScheduledStep Scheduler::plan_prefill(std::int64_t budget) {
     step.plan.read_logits |=
         all_logits || (last && sequence->request.output.return_generation_logits);
     step.plan.greedy_only &= is_plain_greedy(sequence->request);
+    step.plan.logprobs |= last && wants_logprobs(sequence->request);
     step.rows.push_back(sequence);
     budget -= count;
     logits_left -= all_logits ? count : static_cast<std::int64_t>(last);
@@ -217,6 +220,7 @@ ScheduledStep Scheduler::plan_verify() {
     step.plan.scripted_draft |= !sequence->request.draft_script.empty();
     step.plan.read_logits |= sequence->request.output.return_generation_logits;
     step.plan.greedy_only &= is_plain_greedy(sequence->request);
+    step.plan.logprobs |= wants_logprobs(sequence->request);
     step.rows.push_back(sequence);
     ++sequence->num_in_flight;
     ++sequence->num_sampling_in_flight;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct Sequence {
   std::int32_t num_in_flight = 0;  // launched steps with a row of this sequence, not yet read
   std::int32_t num_sampling_in_flight = 0;  // of these, the ones that emit
   RequestStats stats;
+  std::deque<TokenRecord> records;  // of tokens whose text is held back
+  std::int64_t num_records_released = 0;
   LogitRows context_logits;
   LogitRows generation_logits;
   LogitRows image_embeddings;

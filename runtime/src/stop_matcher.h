@@ -33,6 +33,9 @@ class StopMatcher {
   /// The text has ended: releases what is held back, unless a stop has matched.
   void finish(std::string& released);
 
+  /// The text that is held back, or the stop that has matched and is not part of the text.
+  std::string_view held() const;
+
   /// The stop that matched.
   std::optional<std::string> matched_stop() const;
 
@@ -52,7 +55,6 @@ class StopMatcher {
   std::int32_t child(std::int32_t node, std::uint8_t byte) const;
   std::int32_t step(std::int32_t node, std::uint8_t byte) const;
   bool is_shadowed(const std::string& stop) const;
-  std::string_view held() const;
 
   std::vector<std::string> stops_;
   bool include_stop_;

@@ -14,13 +14,17 @@ bool TextStream::push(std::int32_t token_id) {
     return true;
   }
   ++num_tokens_;
-  if (num_tokens_ <= min_tokens_) {
-    detokenizer_.append(token_id, released_);
-    return false;
-  }
+  num_bytes_ += piece(token_id).size();
   piece_.clear();
   detokenizer_.append(token_id, piece_);
-  stopped_ = matcher_.push(piece_, released_);
+  num_decoded_ += piece_.size();
+  if (num_tokens_ <= min_tokens_) {
+    released_ += piece_;
+  } else {
+    stopped_ = matcher_.push(piece_, released_);
+  }
+  waiting_.push_back({.bytes_end = num_bytes_, .text_end = std::nullopt});
+  count_released();
   return stopped_;
 }
 
@@ -28,15 +32,30 @@ bool TextStream::finish() {
   if (stopped_) {
     return true;
   }
-  if (num_tokens_ <= min_tokens_) {
-    detokenizer_.finish(released_);
-    return false;
-  }
   piece_.clear();
   detokenizer_.finish(piece_);
-  stopped_ = matcher_.push(piece_, released_);
-  matcher_.finish(released_);
+  if (num_tokens_ <= min_tokens_) {
+    released_ += piece_;
+  } else {
+    stopped_ = matcher_.push(piece_, released_);
+    matcher_.finish(released_);
+  }
+  waiting_.clear();
   return stopped_;
+}
+
+void TextStream::count_released() {
+  const std::size_t bytes_decoded = num_bytes_ - detokenizer_.num_held();
+  for (auto token = waiting_.rbegin(); token != waiting_.rend() && !token->text_end; ++token) {
+    if (token->bytes_end <= bytes_decoded) {
+      token->text_end = num_decoded_;
+    }
+  }
+  const std::size_t text_released = num_decoded_ - matcher_.held().size();
+  while (!waiting_.empty() &&
+         (stopped_ || waiting_.front().text_end.value_or(text_released + 1) <= text_released)) {
+    waiting_.pop_front();
+  }
 }
 
 std::string TextStream::take_text() { return std::exchange(released_, {}); }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/src/detokenizer.h"
@@ -46,18 +48,39 @@ class TextStream {
   /// Tokens pushed, up to and with the one in which the stop string was completed.
   std::int64_t num_tokens() const { return num_tokens_; }
 
+  /// Of these, how many have had their text released, as far as there is any: the first ones. A
+  /// token that begins a character counts once the token that completes it does. All after a stop
+  /// and after `finish`.
+  std::int64_t num_tokens_released() const {
+    return num_tokens_ - static_cast<std::int64_t>(waiting_.size());
+  }
+
+  /// The bytes that a token gives to the text, valid as long as the vocabulary; none if hidden.
+  std::string_view piece(std::int32_t token_id) const { return detokenizer_.piece(token_id); }
+
   bool stopped() const { return stopped_; }
 
   /// The stop string that ended the sequence.
   std::optional<std::string> matched_stop() const { return matcher_.matched_stop(); }
 
  private:
+  /// A token whose text may not be out yet.
+  struct Waiting {
+    std::size_t bytes_end;                // bytes of the tokens up to it
+    std::optional<std::size_t> text_end;  // where their text ends; absent while bytes are held
+  };
+
+  void count_released();
+
   Detokenizer detokenizer_;
   StopMatcher matcher_;
   std::int64_t min_tokens_;
   std::string piece_;     // decoded in one call; kept for its memory
   std::string released_;  // not taken yet
   std::int64_t num_tokens_ = 0;
+  std::size_t num_bytes_ = 0;    // of the tokens pushed
+  std::size_t num_decoded_ = 0;  // of the text that they are certain to be
+  std::deque<Waiting> waiting_;
   bool stopped_ = false;
 };
 

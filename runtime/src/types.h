@@ -30,9 +30,12 @@ struct SamplingConfig {
 
 /// What comes back besides text and token ids.
 struct OutputConfig {
-  bool return_context_logits = false;     // of every prompt token, on the final response
-  bool return_generation_logits = false;  // of every emitted token, on the final response
-  bool return_image_embeddings = false;   // what the pictures became, on the final response
+  bool token_records = false;                // a TokenRecord of every emitted token
+  std::optional<std::int32_t> top_logprobs;  // candidates of a record, 0 to kMaxTopLogprobs; absent
+                                             // = no logprob and rank either
+  bool return_context_logits = false;        // of every prompt token, on the final response
+  bool return_generation_logits = false;     // of every emitted token, on the final response
+  bool return_image_embeddings = false;      // what the pictures became, on the final response
 };
 
 /// One call. Names follow the TensorRT-LLM Executor API where it has the thing.
@@ -44,14 +47,14 @@ struct Request {
   OutputConfig output;
   std::optional<std::vector<TokenId>> end_ids;  // absent = the engine's; at most kMaxEndIds
   bool ignore_end_ids = false;
+  std::vector<TokenId> stop_ids;  // end the text too, beside the end ids; kMaxEndIds together
   std::vector<std::string> stop_strings;
-  bool include_stop = false;                     // keep the matched stop string in the text
-  bool skip_special_tokens = true;               // leave special tokens out of the text
+  std::vector<Image> images;        // in the order of their runs of placeholders in input_token_ids
+  bool return_progress = false;     // responses say where the request is before its first token
+  bool include_stop = false;        // keep the stop string or stop id in the text
+  bool skip_special_tokens = true;  // leave special tokens out of the text
   std::optional<std::int64_t> allotted_time_ms;  // from enqueue, > 0; ends with kTimedOut
   std::string client_id;                         // for logs only
-  /// Pictures, in the order of their runs of placeholders in input_token_ids.
-  std::vector<Image> images;
-  bool return_progress = false;  // responses say where the request is before its first token
   // Test hooks, refused unless ExecutorConfig::max_scripted_tokens allows them.
   std::vector<TokenId> forced_tokens;      // what the target says, in place of its own choice
   std::vector<std::int32_t> draft_script;  // accept length of each round; drafts forced_tokens
@@ -74,6 +77,22 @@ struct RequestStats {
   std::int64_t num_accepted = 0;  // of these, accepted and emitted
 };
 
+/// One of the likeliest tokens at a position.
+struct TokenCandidate {
+  TokenId id;
+  std::string piece;  // the token's bytes
+  float logprob;      // as token_logprobs.h
+};
+
+/// One emitted token.
+struct TokenRecord {
+  TokenId id;
+  std::string piece;                       // the token's bytes; empty for a hidden special token
+  std::optional<float> logprob;            // as token_logprobs.h; of requests with top_logprobs
+  std::optional<std::int32_t> rank;        // with logprob
+  std::vector<TokenCandidate> candidates;  // likeliest first
+};
+
 /// Rows of fp32 logits, or of embeddings.
 struct LogitRows {
   std::int64_t num_rows = 0;
@@ -94,10 +113,13 @@ struct Response {
   RequestId request_id = 0;
   std::string text;                // delta, valid UTF-8
   std::vector<TokenId> token_ids;  // delta: ids emitted
+  // Delta: of the tokens whose text has been released, if asked for. One record for each token id,
+  // in order, but those whose text is held back come with it, or with the final response.
+  std::vector<TokenRecord> records;
   bool is_final = false;
   FinishReason finish_reason = FinishReason::kNotFinished;
   std::optional<std::string> stop_string;  // which one matched (kStopWords)
-  std::optional<TokenId> end_id;           // which one came (kEndId)
+  std::optional<TokenId> end_id;           // which end id or stop id came (kEndId)
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_completion_tokens = 0;  // so far
   std::optional<std::string> error;        // the engine was lost; the request may be retried

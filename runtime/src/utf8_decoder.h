@@ -21,6 +21,9 @@ class Utf8Decoder {
   /// The bytes have ended: a held back sequence becomes one U+FFFD. Ready for other bytes then.
   void finish(std::string& out);
 
+  /// Bytes that are held back.
+  std::size_t num_held() const { return num_missing_ == 0 ? 0 : num_held_; }
+
  private:
   void append(std::uint8_t byte, std::string& out);
   void begin(std::uint8_t byte, std::string& out);

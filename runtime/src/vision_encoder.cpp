@@ -1,12 +1,12 @@
 #include "runtime/src/vision_encoder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <string>
 #include <utility>
 
 #include "plugins/common/error.h"
+#include "runtime/src/clock.h"
 
 namespace deltaflash {
 namespace {
@@ -15,10 +15,11 @@ constexpr std::int64_t kSmallTile = 16;  // patches; the least that a slice work
 // Costs follow measurements at this rate, so that one that was disturbed is soon forgotten.
 constexpr double kCostRate = 0.3;
 
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+const VisionConfig& config_of(const Program& program) {
+  if (!program.vision) {
+    throw EngineError("the program has no vision step");
+  }
+  return *program.vision;
 }
 
 /// What tells stages of different cost apart: their ops, whatever the block.
@@ -35,7 +36,7 @@ std::string kind_of(const std::vector<OpSpec>& ops) {
 VisionEncoder::VisionEncoder(Device& device, ModelMemory& memory, const Program& program,
                              std::int64_t max_pixels, std::int64_t max_tile_rows)
     : device_(device),
-      config_(*program.vision),
+      config_(config_of(program)),
       out_width_(program.config.hidden_size),
       max_tile_rows_(max_tile_rows) {
   allocate(program, memory, max_pixels / (config_.patch_size * config_.patch_size));

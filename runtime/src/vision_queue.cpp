@@ -1,19 +1,11 @@
 #include "runtime/src/vision_queue.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "runtime/src/clock.h"
+
 namespace deltaflash {
-namespace {
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 void VisionQueue::enqueue(const std::shared_ptr<Sequence>& sequence) {
   if (!sequence->request.images.empty()) {

@@ -29,7 +29,9 @@ from server.backend import (
     ProgressPhase,
     QueueFullError,
     RequestRefusedError,
+    TokenCandidate,
     TokenEvent,
+    TokenRecord,
 )
 from server.chat_template import ChatTemplate
 from server.config import EngineConfig
@@ -39,6 +41,7 @@ from server.service_context import Engine
 from server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import runtime
     from runtime import EngineInfo as NativeEngineInfo
     from runtime import Executor, FinishReason, Request, Response
     from runtime.engine_directory import EngineDirectory
@@ -49,6 +52,8 @@ MAX_END_IDS = 8
 """Most end tokens of one request, kMaxEndIds of plugins/common/slot_table.h."""
 MAX_LOGIT_BIASES = 256
 """Most biased tokens of one request, kMaxLogitBiases of plugins/common/slot_table.h."""
+MAX_TOP_LOGPROBS = 20
+"""Most candidates of a token record, kMaxTopLogprobs of plugins/common/slot_table.h."""
 MAX_MIN_P = 1 - 2**-24
 """The executor takes min_p below 1; this is the float32 before it, and leaves only ties."""
 PAGE_TEXT_TOKENS = 256
@@ -180,10 +185,6 @@ class ExecutorBackend:
         import runtime
 
         sampling = request.sampling
-        end_ids: list[int] | None = None
-        if request.stop_token_ids:
-            own = () if request.ignore_end_tokens else self._info.end_token_ids
-            end_ids = sorted({*own, *request.stop_token_ids})
         return runtime.Request(
             list(request.prompt_ids),
             request.max_tokens,
@@ -198,8 +199,11 @@ class ExecutorBackend:
                 frequency_penalty=sampling.frequency_penalty,
                 logit_bias=dict(sampling.logit_bias),
             ),
-            end_ids=end_ids,
-            ignore_end_ids=request.ignore_end_tokens and end_ids is None,
+            output=runtime.OutputConfig(
+                token_records=request.token_records, top_logprobs=request.top_logprobs
+            ),
+            ignore_end_ids=request.ignore_end_tokens,
+            stop_ids=list(request.stop_token_ids),
             stop_strings=list(request.stop_strings),
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
@@ -260,6 +264,7 @@ class ExecutorBackend:
             response.text,
             tuple(response.token_ids),
             finished,
+            tuple(map(record_of, response.records)),
             None if progress is None else Progress(self._phases[progress.phase], progress.fraction),
         )
 
@@ -301,6 +306,17 @@ class ExecutorBackend:
             self._watch = None
             assert self._loop is not None  # noqa: S101 set with the watch
             self._loop.remove_reader(self._executor.response_fd)
+
+
+def record_of(record: "runtime.TokenRecord") -> TokenRecord:
+    """Returns a token's record in the words of the backend protocol."""
+    return TokenRecord(
+        record.id,
+        record.piece,
+        record.logprob,
+        record.rank,
+        tuple(TokenCandidate(c.id, c.piece, c.logprob) for c in record.candidates),
+    )
 
 
 def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) -> Engine:
@@ -426,6 +442,8 @@ def describe_engine(
         kv_capacity_tokens=kv_capacity_tokens,
         max_stop_token_ids=max(0, MAX_END_IDS - len(engine.end_ids)),
         max_logit_biases=MAX_LOGIT_BIASES,
+        has_token_records=True,
+        max_top_logprobs=min(MAX_TOP_LOGPROBS, engine.vocab_size),
         # The executor's room for drafts is no drafter, and no engine has one yet.
         max_draft_tokens=0,
         has_vision=engine.has_vision,

@@ -30,7 +30,7 @@ from server.services.events import (
     PREPROCESSING,
     QUEUED,
     Arrival,
-    delta_event,
+    delta_events,
     finished_event,
     progress_event,
     started_event,
@@ -47,8 +47,6 @@ from server.validation import (
 
 log = logging.getLogger(__name__)
 
-MAX_DELTA_CHARS = 256 * 1024
-"""At most 1 MiB of UTF-8: what was merged for a late reader stays below gRPC's default limit."""
 MAX_ALLOTTED_MS = 30 * 24 * 3600 * 1000
 """A deadline farther away than a month is none: clients send the largest number for "never"."""
 
@@ -197,8 +195,8 @@ class Answer:
             elif event.text and self._progress is not None:
                 # What was merged for a late reader may have lost it.
                 await self._write_progress(DECODING)
-            for begin in range(0, len(event.text), MAX_DELTA_CHARS):
-                await self._write(delta_event(event.text[begin : begin + MAX_DELTA_CHARS]))
+            for delta in delta_events(event):
+                await self._write(delta)
             if event.finished is not None:
                 return event.finished
 
@@ -290,7 +288,7 @@ def check_options(
     """
     sampling = check_sampling(options.sampling, info, findings, f"{path}sampling.")
     stopping = check_stopping(options.stopping, info, config, findings, f"{path}stopping.")
-    skip_special_tokens = check_output(options.output, findings, f"{path}output.")
+    output = check_output(options.output, info, findings, f"{path}output.")
     check_speculation(options.speculation, info, findings, f"{path}speculation.")
     if sampling.temperature > 0 and sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(64))
@@ -304,7 +302,9 @@ def check_options(
         stop_token_ids=stopping.stop_token_ids,
         ignore_end_tokens=stopping.ignore_end_tokens,
         include_stop=stopping.include_stop,
-        skip_special_tokens=skip_special_tokens,
+        skip_special_tokens=output.skip_special_tokens,
+        token_records=output.token_records,
+        top_logprobs=output.top_logprobs,
     )
 
 

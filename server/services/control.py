@@ -129,7 +129,7 @@ def limits_message(
         max_stop_string_bytes=config.max_stop_string_bytes,
         max_stop_token_ids=info.max_stop_token_ids,
         max_logit_biases=info.max_logit_biases,
-        max_top_logprobs=0,
+        max_top_logprobs=info.max_top_logprobs,
         max_queued=info.max_queued,
         max_request_ms=config.max_request_ms,
         min_keepalive_ms=config.min_keepalive_ms,
@@ -155,6 +155,8 @@ def capabilities(engine: Engine, reads_pictures: bool) -> list[control_pb2.Capab
         names.CAPABILITY_IMAGE_INPUT: reads_pictures,
         names.CAPABILITY_PARSE_PAGE: reads_pictures,
         names.CAPABILITY_PARSE_DOCUMENT: reads_pictures,
+        names.CAPABILITY_TOKEN_RECORDS: info.has_token_records,
+        names.CAPABILITY_LOGPROBS: info.max_top_logprobs > 0,
         names.CAPABILITY_SPECULATION: info.max_draft_tokens > 0,
     }
     return sorted(name for name, present in has.items() if present)

@@ -1,6 +1,7 @@
 """Events and statistics of a backend in the words of the wire contract."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltaflash.v1 import generation_pb2
@@ -12,7 +13,14 @@ from server.backend import (
     GenerationStats,
     Progress,
     ProgressPhase,
+    TokenEvent,
+    TokenRecord,
 )
+
+MAX_DELTA_CHARS = 256 * 1024
+"""At most 1 MiB of UTF-8: what was merged for a late reader stays below gRPC's default limit."""
+MAX_DELTA_RECORDS = 512
+"""Below 1 MiB with 20 candidates each, as long as a token has less than 80 bytes."""
 
 _Reason = generation_pb2.FinishReason
 REASONS = {
@@ -60,9 +68,32 @@ def progress_event(progress: Progress) -> generation_pb2.Progress:
     return generation_pb2.Progress(phase=PHASES[progress.phase], fraction=progress.fraction)
 
 
-def delta_event(text: str) -> generation_pb2.Delta:
-    """Returns a Delta event."""
-    return generation_pb2.Delta(text=text)
+def delta_events(event: TokenEvent) -> Iterator[generation_pb2.Delta]:
+    """Yields Delta events of bounded size, one as a rule; no record comes before its text."""
+    text, records = event.text, event.records
+    while len(text) > MAX_DELTA_CHARS:
+        yield _delta(text[:MAX_DELTA_CHARS], ())
+        text = text[MAX_DELTA_CHARS:]
+    while text or records:
+        yield _delta(text, records[:MAX_DELTA_RECORDS])
+        text, records = "", records[MAX_DELTA_RECORDS:]
+
+
+def _delta(text: str, records: tuple[TokenRecord, ...]) -> generation_pb2.Delta:
+    tokens = [
+        generation_pb2.TokenRecord(
+            id=record.id,
+            piece=record.piece,
+            logprob=record.logprob,
+            rank=record.rank,
+            candidates=[
+                generation_pb2.TokenCandidate(id=c.id, piece=c.piece, logprob=c.logprob)
+                for c in record.candidates
+            ],
+        )
+        for record in records
+    ]
+    return generation_pb2.Delta(text=text, tokens=tokens)
 
 
 def finished_event(

@@ -70,7 +70,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": -1}, "min_tokens: -1, expected 0 to max_tokens = 1"),
     ({"min_tokens": 2}, "min_tokens: 2, expected 0 to max_tokens = 1"),
     ({"max_tokens": None, "min_tokens": 1025}, "min_tokens: 1025, expected 0 to max_tokens = 1024"),
-    ({"end_ids": list(range(9))}, "end_ids: 9 ids"),
+    ({"end_ids": list(range(9))}, "end_ids, stop_ids: 9 ids"),
     ({"allotted_time_ms": 0}, "allotted_time_ms: 0"),
     ({"stop_strings": [""]}, "stop"),
     ({"forced_tokens": [1]}, "max_scripted_tokens"),

@@ -19,6 +19,7 @@ from server.backend import (
     ProgressPhase,
     QueueFullError,
     TokenEvent,
+    TokenRecord,
 )
 from server.mailbox import Mailbox
 
@@ -38,6 +39,8 @@ INFO = EngineInfo(
     kv_capacity_tokens=2048,
     max_stop_token_ids=7,
     max_logit_biases=256,
+    has_token_records=True,
+    max_top_logprobs=20,
 )
 SEES = replace(
     INFO,
@@ -168,8 +171,8 @@ class FakeBackend:
                 await asyncio.sleep(0.001)
                 if request.images and progress.phase is ProgressPhase.ENCODING:
                     begin = stats.first_scheduled_ns
-                    stats = replace(stats, vision_start_ns=begin, vision_end_ns=begin + 5_000_000)
-                    stats = replace(stats, prefill_start_ns=begin + 5_000_000)
+                    stats = replace(stats, vision_start_ns=begin, vision_end_ns=begin + 1_000_000)
+                    stats = replace(stats, prefill_start_ns=begin + 1_000_000)
             for text in script.deltas[: request.max_tokens]:
                 if script.throw_after == num_tokens:
                     await self.may_throw.wait()
@@ -190,7 +193,9 @@ class FakeBackend:
                     num_steps=num_tokens + 1,
                 )
                 num_tokens += 1
-                mailbox.put(TokenEvent(text, (num_tokens,)))
+                record = TokenRecord(num_tokens, text.encode())
+                records = (record,) if request.token_records else ()
+                mailbox.put(TokenEvent(text, (num_tokens,), records=records))
             finished = Finished(
                 script.cause, num_tokens, stats, script.end_token_id, script.stop_string
             )

@@ -5,7 +5,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 
-from runtime import FinishReason, IterationStats, Progress, Request
+from runtime import FinishReason, IterationStats, Progress, Request, TokenRecord
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Response:
     request_id: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
     is_final: bool = False
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     stop_string: str | None = None

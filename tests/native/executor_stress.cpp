@@ -113,6 +113,12 @@ Request random_request(Random& random) {
     }
     request.draft_script = {random.draw(0, 7), random.draw(0, 7)};
   }
+  if (random.one_in(3)) {
+    request.output.token_records = true;
+    if (random.one_in(2)) {
+      request.output.top_logprobs = random.draw(0, kMaxTopLogprobs);
+    }
+  }
   request.output.return_context_logits = random.one_in(8);
   request.output.return_generation_logits = random.one_in(8);
   return request;

@@ -1,3 +1,4 @@
+import codecs
 from collections.abc import Sequence
 
 import pytest
@@ -97,6 +98,39 @@ def test_stops_count_only_after_min_tokens(
     assert text == whole[: free + (end if include_stop else end - len(stop))]
     assert stream.matched_stop == stop
     assert stream.num_tokens > min_tokens
+
+
+def num_held(data: bytes) -> int:
+    """Bytes at the end that a next byte may make a character of."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
+
+
+@settings(max_examples=400)
+@given(token_bytes, stop_lists, st.booleans(), st.integers(0, 5))
+def test_a_token_is_released_with_its_text(
+    tokens: list[bytes], stops: list[str], include_stop: bool, min_tokens: int
+) -> None:
+    tokens = [*tokens, b""]  # as a hidden token is
+    stream = _native.TextStream(
+        table(*tokens), stops=stops, include_stop=include_stop, min_tokens=min_tokens
+    )
+    text = ""
+    text_ends: list[int] = []  # of the tokens whose bytes are all characters by now
+    for count in range(1, len(tokens) + 1):
+        stream.push(1 + count)
+        text += stream.take_text()
+        if stream.stopped:
+            assert stream.num_tokens_released == stream.num_tokens == count
+            break
+        data = b"".join(tokens[:count])
+        num_certain = len(data) - num_held(data)
+        while len(text_ends) < count and len(b"".join(tokens[: len(text_ends) + 1])) <= num_certain:
+            text_ends.append(len(certain_text(tokens[:count])))
+        assert stream.num_tokens_released == sum(end <= len(text) for end in text_ends)
+    stream.finish()
+    assert stream.num_tokens_released == stream.num_tokens
 
 
 @settings(max_examples=200)

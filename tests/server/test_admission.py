@@ -152,6 +152,7 @@ async def test_load_and_infos() -> None:
         assert server.limits.max_prompt_tokens == 4095
         assert server.limits.max_queued == 8
         assert server.limits.max_logit_biases == 256
+        assert server.limits.max_top_logprobs == 20
         assert server.limits.min_keepalive_ms == 1000
         assert not server.limits.HasField("max_request_ms")
         capability = control_pb2.Capability
@@ -159,6 +160,8 @@ async def test_load_and_infos() -> None:
             capability.CAPABILITY_TEXT_PROMPT,
             capability.CAPABILITY_TOKEN_PROMPT,
             capability.CAPABILITY_CHAT,
+            capability.CAPABILITY_TOKEN_RECORDS,
+            capability.CAPABILITY_LOGPROBS,
         ]
         model = (await served.control.GetModelInfo(control_pb2.GetModelInfoRequest())).model
         assert (model.name, model.context_length, model.has_drafter) == ("fake", 4096, False)

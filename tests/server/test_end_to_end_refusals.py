@@ -92,6 +92,7 @@ BAD_FIELDS: list[tuple[object, dict[str, object], str]] = [
         "sampling.logit_bias[512]",
     ),
     ("hi", {"output": OutputOptions(top_logprobs=2)}, "output.top_logprobs"),
+    ("hi", {"output": OutputOptions(token_records=True, top_logprobs=21)}, "output.top_logprobs"),
     ("hi", {"speculation": SpeculationOptions(max_draft_tokens=0)}, "speculation.max_draft_tokens"),
     ("hi", {"num_sequences": 0}, "num_sequences"),
     ("hi", {"grammar": Grammar(regex="x" * 65537)}, "grammar.regex"),
@@ -117,7 +118,6 @@ LACKING: list[tuple[object, dict[str, object], str]] = [
     ("hi", {"num_sequences": 2}, "num_sequences"),
     ("hi", {"lora_adapter": "mine"}, "lora_adapter"),
     ("hi", {"priority": 1}, "priority"),
-    ("hi", {"output": OutputOptions(token_records=True)}, "output.token_records"),
     ("hi", {"speculation": SpeculationOptions(enabled=True)}, "speculation.enabled"),
     (user(["what is this", Image(b"png")]), {}, "chat.messages[0].content[1].image"),
 ]

@@ -94,6 +94,8 @@ async def test_request_in_the_executors_words() -> None:
         skip_special_tokens=False,
         allotted_time_ms=100,
         min_tokens=5,
+        token_records=True,
+        top_logprobs=4,
     )
     bound.backend.submit(full)
     bound.backend.submit(replace(full, ignore_end_tokens=True))
@@ -110,10 +112,15 @@ async def test_request_in_the_executors_words() -> None:
     )
     assert (plain.repetition_penalty, plain.presence_penalty, plain.logit_bias) == (1, 0, {})
     assert (first.min_tokens, fourth.min_tokens) == (5, 0)
-    assert (first.end_ids, first.ignore_end_ids) == ([3, 9, 258], False)
-    assert (second.end_ids, second.ignore_end_ids) == ([3, 9], False)
-    assert (third.end_ids, third.ignore_end_ids) == (None, True)
-    assert (fourth.end_ids, fourth.ignore_end_ids) == (None, False)
+    ends = [(r.end_ids, r.stop_ids, r.ignore_end_ids) for r in (first, second, third, fourth)]
+    assert ends == [
+        (None, [9, 3], False),
+        (None, [9, 3], True),
+        (None, [], True),
+        (None, [], False),
+    ]
+    assert (first.output.token_records, first.output.top_logprobs) == (True, 4)
+    assert (fourth.output.token_records, fourth.output.top_logprobs) == (False, None)
     assert (first.stop_strings, first.include_stop, first.skip_special_tokens) == (
         ["END"],
         True,

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import math
 import time
+from dataclasses import replace
 
 import grpc
 import pytest
 from fakes.app import Details, ask, error_of, on_loop, serving
-from fakes.backend import INFO
+from fakes.backend import INFO, FakeBackend
 from fakes.tokenizer import id_of
 
 from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
@@ -93,6 +94,8 @@ FIELDS = [
     (stopping(stop_token_ids=[1] * 8), "stopping.stop_token_ids"),
     (stopping(stop_token_ids=[1, 300]), "stopping.stop_token_ids[1]"),
     (output(top_logprobs=3), "output.top_logprobs"),
+    (output(token_records=True, top_logprobs=21), "output.top_logprobs"),
+    (output(top_logprobs=2**32 - 1), "output.top_logprobs"),
     (speculation(max_draft_tokens=0), "speculation.max_draft_tokens"),
     (ask(num_sequences=0), "num_sequences"),
     (ask(grammar=generation_pb2.Grammar()), "grammar"),
@@ -114,13 +117,6 @@ FIELDS = [
 ]
 
 FEATURES = [
-    (
-        stopping(stop_token_ids=[3], include_stop_in_output=True),
-        "stopping.include_stop_in_output",
-    ),
-    (output(token_records=True), "output.token_records"),
-    (output(token_records=True, top_logprobs=2), "output.top_logprobs"),
-    (output(top_logprobs=0), "output.top_logprobs"),
     (speculation(enabled=True), "speculation.enabled"),
     (speculation(max_draft_tokens=3), "speculation.max_draft_tokens"),
     (ask(num_sequences=2), "num_sequences"),
@@ -141,7 +137,11 @@ FINE = [
     stopping(min_tokens=64),
     stopping(max_tokens=1, min_tokens=0, ignore_eos=True, include_stop_in_output=True),
     stopping(stop_strings=["a"] * 16, stop_token_ids=[0] * 7),
+    stopping(stop_token_ids=[3], include_stop_in_output=True),
     output(skip_special_tokens=False, token_records=False),
+    output(token_records=True),
+    output(token_records=True, top_logprobs=20),
+    output(top_logprobs=0),
     speculation(enabled=False),
     ask(num_sequences=1, priority=0, model="fake", request_id="!~"),
     token_ids(0, 299),
@@ -178,6 +178,25 @@ async def test_every_missing_feature_is_named() -> None:
             assert (error.code, error.reason) == (UNIMPLEMENTED, "FEATURE_UNIMPLEMENTED"), feature
             assert error.metadata == {"feature": feature}
         assert served.backend.requests == []
+
+
+@on_loop
+async def test_engine_without_records() -> None:
+    info = replace(INFO, has_token_records=False, max_top_logprobs=0)
+    async with serving(FakeBackend(info=info)) as served:
+        for request, feature in (
+            (output(token_records=True), "output.token_records"),
+            (output(token_records=True, top_logprobs=2), "output.top_logprobs"),
+            (output(top_logprobs=0), "output.top_logprobs"),
+        ):
+            error = Details(await error_of(served.generate(request)))
+            assert error.code is UNIMPLEMENTED
+            assert error.metadata == {"feature": feature}
+        server = (await served.control.GetServerInfo(control_pb2.GetServerInfoRequest())).server
+        assert server.limits.max_top_logprobs == 0
+        capability = control_pb2.Capability
+        assert capability.CAPABILITY_TOKEN_RECORDS not in server.capabilities
+        assert capability.CAPABILITY_LOGPROBS not in server.capabilities
 
 
 @on_loop
