@@ -25,7 +25,8 @@ from deltaflash.v1 import (
 )
 from server.backend import EngineLostError, GenerationRequest
 from server.config import MIB, ServerConfig
-from server.errors import DrainingError
+from server.errors import DrainingError, InvalidFieldError
+from server.images import DecodePool
 from server.lifecycle import Lifecycle, Phase
 from server.service_context import Engine, ServiceContext
 from server.services.control import ControlServicer
@@ -59,6 +60,9 @@ class ExitCode(enum.IntEnum):
     ENGINE_REFUSED = 3
     BIND_FAILED = 4
     ENGINE_LOST = 5
+    PAGES_FAILED = 6
+    BAD_INPUT = 7
+    UNREACHABLE = 8
 
 
 class BindError(Exception):
@@ -138,6 +142,8 @@ class Application:
         engine.backend.start(self._on_lost)
         try:
             warm = await self._until_stop(self._warm_up(engine))
+            if warm and await lays_out_pages(engine):
+                warm = await self._until_stop(self._start_pool())
         except EngineLostError:
             log.exception("the engine failed its warm-up")
             await self.context.lifecycle.advance(Phase.LOST, "the engine failed its warm-up")
@@ -179,6 +185,21 @@ class Application:
             generation.close()
         return True
 
+    async def _start_pool(self) -> bool:
+        """Starts the processes that decode pictures.
+
+        Raises:
+            DecoderLostError: They do not start.
+        """
+        pool = DecodePool(self._config.images, self._config.decode_workers)
+        try:
+            await pool.start()
+        except BaseException:
+            await pool.close()
+            raise
+        self.context.pool = pool
+        return True
+
     def _announce(self, engine: Engine) -> None:
         info = engine.backend.info
         if self._config.ready_file is not None:
@@ -195,6 +216,7 @@ class Application:
                 "max_batch_size": info.max_batch_size,
                 "max_queued": info.max_queued,
                 "kv_capacity_tokens": info.kv_capacity_tokens,
+                "reads_pictures": self.context.reads_pictures,
             },
         )
         self.serving.set()
@@ -225,6 +247,9 @@ class Application:
         return ExitCode.ENGINE_LOST
 
     async def _close_engine(self) -> None:
+        pool, self.context.pool = self.context.pool, None
+        if pool is not None:
+            await pool.close()
         engine, self.context.engine = self.context.engine, None
         if engine is None:
             return
@@ -263,6 +288,19 @@ class Application:
         task = asyncio.ensure_future(self.context.lifecycle.advance(Phase.LOST, cause))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def lays_out_pages(engine: Engine) -> bool:
+    """Whether the engine sees and its chat template has a place for pictures."""
+    info = engine.backend.info
+    if not info.has_vision or engine.prompts.tokenizer is None or engine.prompts.template is None:
+        return False
+    try:
+        await engine.prompts.encode_page("a", info)
+    except InvalidFieldError as error:
+        log.warning("the chat template has no place for pictures", extra={"cause": str(error)})
+        return False
+    return True
 
 
 def make_server(context: ServiceContext) -> grpc.aio.Server:

@@ -7,7 +7,10 @@ method but `close` is called on that loop and returns without blocking.
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from server.images import PreparedImage
 
 
 class EndCause(enum.Enum):
@@ -98,7 +101,12 @@ class EngineInfo:
         max_top_logprobs: Most candidates of one, 0 where they have no logprobs.
         max_draft_tokens: Most draft tokens in one round, 0 without a drafter.
         has_vision: True when the engine has a vision encoder.
+        min_image_pixels: Smallest picture after resizing, pixels, 0 without vision.
         max_image_pixels: Largest picture after resizing, pixels, 0 without vision.
+        image_factor: Sides of a resized picture are multiples of it, pixels; a square of it is one
+            token.
+        image_token_id: The token that stands for a square of a picture; one of
+            placeholder_token_ids.
     """
 
     name: str
@@ -120,7 +128,10 @@ class EngineInfo:
     max_top_logprobs: int = 0
     max_draft_tokens: int = 0
     has_vision: bool = False
+    min_image_pixels: int = 0
     max_image_pixels: int = 0
+    image_factor: int = 32
+    image_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +183,8 @@ class GenerationRequest:
 
     Attributes:
         request_id: Name in logs, not longer than 128 characters.
-        prompt_ids: The prompt, 1 to context_len - 1 tokens.
+        prompt_ids: The prompt, 1 to context_len - 1 tokens; one placeholder for each token of each
+            picture.
         max_tokens: Most tokens to generate; prompt and answer fit into the context.
         sampling: How tokens are chosen.
         stop_strings: Texts that end the answer.
@@ -184,6 +196,8 @@ class GenerationRequest:
         allotted_time_ms: Time for waiting and running, at least 1; None has no limit.
         min_tokens: No end token, stop or repetition ends the answer before, 0 to max_tokens.
         repetition_guard: Which repetition ends the answer; None lets it repeat.
+        images: The pictures in the order of their placeholders.
+        report_progress: Events say where the request stands.
         token_records: Events carry a record of every token.
         top_logprobs: Candidates of a record, 0 to max_top_logprobs; None: no logprob and rank
             either. Needs token_records.
@@ -201,6 +215,8 @@ class GenerationRequest:
     allotted_time_ms: int | None = None
     min_tokens: int = 0
     repetition_guard: RepetitionGuard | None = None
+    images: tuple["PreparedImage", ...] = ()
+    report_progress: bool = False
     token_records: bool = False
     top_logprobs: int | None = None
 
@@ -211,6 +227,9 @@ class GenerationStats:
 
     arrival_ns: int | None = None
     first_scheduled_ns: int | None = None
+    vision_start_ns: int | None = None
+    vision_end_ns: int | None = None
+    prefill_start_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     num_steps: int = 0
@@ -236,6 +255,23 @@ class Finished:
     stats: GenerationStats
     end_token_id: int | None = None
     stop_string: str | None = None
+
+
+class ProgressPhase(enum.Enum):
+    """What the engine does for a request, in this order; a phase may be left out."""
+
+    QUEUED = enum.auto()
+    ENCODING = enum.auto()
+    PREFILL = enum.auto()
+    DECODING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a request stands: its phase, and the part of it that is done, 0 to 1, if known."""
+
+    phase: ProgressPhase
+    fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,21 +318,27 @@ class TokenEvent:
         finished: Set in the last event.
         records: Records of the tokens whose text is out, if asked for. A token whose text is held
             back waits with it.
+        progress: Where the request stands, the newest news of it, if it was asked for.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finished: Finished | None = None
     records: tuple[TokenRecord, ...] = ()
+    progress: Progress | None = None
 
 
 def merge_events(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Returns one event that says what several in a row say; at most the last one has the end."""
+    """Returns one event that says what several in a row say; at most the last one has the end.
+
+    Of progress it has the newest.
+    """
     return TokenEvent(
         "".join([event.text for event in events]),
         tuple([token_id for event in events for token_id in event.token_ids]),
         events[-1].finished,
         tuple([record for event in events for record in event.records]),
+        next((event.progress for event in reversed(events) if event.progress), None),
     )
 
 

@@ -36,10 +36,26 @@ class ChatTemplateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message: `role` is system, user or assistant."""
+    """One message.
+
+    Attributes:
+        role: system, user or assistant.
+        content: Its text; with pictures its parts in order, None for each picture.
+    """
 
     role: str
-    text: str
+    content: str | tuple[str | None, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The stretches of text."""
+        parts = (self.content,) if isinstance(self.content, str) else self.content
+        return tuple(part for part in parts if part is not None)
+
+    @property
+    def num_pictures(self) -> int:
+        """How many pictures it has."""
+        return 0 if isinstance(self.content, str) else self.content.count(None)
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -131,8 +147,22 @@ class ChatTemplate:
         messages: list[dict[str, Any]] = []
         for turn in turns:
             pattern = self._special_token if turn.role == "assistant" else self._any_token
-            text = pattern.sub(mark, turn.text) if pattern else turn.text
-            messages.append({"role": turn.role, "content": text})
+
+            def plain(text: str, pattern: re.Pattern[str] | None = pattern) -> str:
+                return pattern.sub(mark, text) if pattern else text
+
+            content = turn.content
+            messages.append(
+                {
+                    "role": turn.role,
+                    "content": plain(content)
+                    if isinstance(content, str)
+                    else [
+                        {"type": "image"} if part is None else {"type": "text", "text": plain(part)}
+                        for part in content
+                    ],
+                }
+            )
         try:
             prompt = self._template.render(
                 messages=messages,

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import server
-from deltaflash_client import SamplingOptions, StoppingOptions
+from deltaflash_client import PageOptions, SamplingOptions, StoppingOptions
 from server.app import ExitCode
 from server.commands.generate import GenerateCommand, generate_local, generate_remote
 from server.commands.info import show_info
+from server.commands.parse import ParseCommand, parse_local, parse_remote
 from server.commands.serve import serve
-from server.config import DEVICES, MAX_TIME_S, MIB, EngineConfig, ServerConfig
+from server.config import DEVICES, MAX_INT32, MAX_TIME_S, MIB, EngineConfig, ServerConfig
+from server.images.limits import ImageLimits
 
 INTERRUPTED = 130
 MAX_PORT = 65535
@@ -28,6 +30,9 @@ exit codes:
   3  the engine directory cannot be served; stderr names what was found, what is needed, the fix
   4  the address cannot be listened on
   5  the engine was lost; a supervisor should start the server again
+  6  parse: some pages were read, others were not; stderr names each
+  7  parse: no page was read, and the files are at fault
+  8  parse: the server cannot be reached, or ended
 """
 
 
@@ -89,6 +94,11 @@ def run(options: argparse.Namespace) -> int:
         serve(options.engine_dir, engine_config(options), server_config(options))
     if options.command == "info":
         return show_info(options.engine_dir, as_json=options.json)
+    if options.command == "parse":
+        parse_command = make_parse_command(options)
+        if options.target is not None:
+            return parse_remote(parse_command, options.target)
+        return parse_local(parse_command, options.engine, engine_config(options))
     command = generate_command(options)
     if options.target is not None:
         return generate_remote(command, options.target)
@@ -108,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add_serve(commands.add_parser("serve", help="serve an engine directory"))
     add_generate(commands.add_parser("generate", help="generate one answer"))
+    add_parse(commands.add_parser("parse", help="turn pictures and PDFs into Markdown"))
     info = commands.add_parser("info", help="show what an engine directory holds")
     info.add_argument("engine_dir", type=Path, metavar="ENGINE_DIR")
     info.add_argument("--json", action="store_true", help="as one JSON object")
@@ -162,6 +173,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         default=default.min_keepalive_ms,
         help="shortest time between pings of a client (%(default)s)",
     )
+    add_image_options(parser)
     add(
         "--log-level",
         default=default.log_level,
@@ -169,6 +181,34 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="(%(default)s)",
     )
     add("--ready-file", type=Path, help="gets the address as JSON once the server serves")
+
+
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `serve` allows pictures and documents."""
+    default = ServerConfig()
+    limits = default.images
+    for name, value, text in (
+        ("--max-image-mib", limits.max_bytes // MIB, "largest file of a picture"),
+        ("--max-source-pixels", limits.max_pixels, "most pixels of a picture as it is sent"),
+        ("--max-images", default.max_images, "most pictures of a chat"),
+        ("--max-document-mib", limits.max_document_bytes // MIB, "largest file of a PDF"),
+        ("--max-document-pages", limits.max_pages, "most pages of a document"),
+        ("--max-parallel-pages", default.max_parallel_pages, "most pages of one in the engine"),
+        ("--decode-workers", default.decode_workers, "processes that decode pictures"),
+        ("--decode-memory-mib", limits.memory_bytes // MIB, "address space of each"),
+        (
+            "--max-held-images-mib",
+            default.max_held_image_bytes // MIB,
+            "memory for the pictures of all requests",
+        ),
+    ):
+        parser.add_argument(name, type=int, default=value, help=f"{text} (%(default)s)")
+    parser.add_argument(
+        "--decode-timeout-s",
+        type=float,
+        default=limits.decode_timeout_s,
+        help="time to decode a picture or render a page (%(default)s)",
+    )
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -196,6 +236,75 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add("--timeout-s", type=float, help="longest time for the answer")
     add("--stats", action="store_true", help="finish reason, tokens and times on stderr")
     add_engine_options(parser)
+
+
+def add_parse(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `parse`."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--engine", type=Path, metavar="ENGINE_DIR", help="an engine directory")
+    source.add_argument("--target", type=target_address, metavar="HOST:PORT", help="a server")
+    add = parser.add_argument
+    add(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help='PNG, JPEG, WebP, TIFF, BMP, GIF or PDF; "-" reads stdin',
+    )
+    add(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="one file a page, NAME.md or NAME-0001.md, in place of stdout",
+    )
+    add("--pages", type=page_range, default=(0, None), help="of PDFs: 3, 3-7 or 3- (all)")
+    add("--dpi", type=int, help="resolution of PDFs, 36 to 600 (144)")
+    add("--max-tokens", type=int, help="most tokens of a page")
+    add("--max-pixels", type=int, help="pictures are reduced to so many pixels")
+    add("--instruction", help="what the model is told to do with a page (the engine's)")
+    add("--timeout-s", type=float, help="longest time for one file")
+    add("--stats", action="store_true", help="tokens and times of each page on stderr")
+    add_engine_options(parser)
+
+
+def page_range(value: str) -> tuple[int, int | None]:
+    """Returns the first page, from 0, and the number of pages, None for all that follow.
+
+    Raises:
+        ArgumentTypeError: It is no range of pages, which count from 1.
+    """
+    first, dash, last = value.partition("-")
+    numbers = [first, last] if last else [first]
+    if not all(n.isascii() and n.isdecimal() and 0 < int(n) <= MAX_INT32 for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected pages such as 3, 3-7 or 3-, got {value!r}")
+    begin = int(first)
+    end = int(last) if last else begin
+    if end < begin:
+        raise argparse.ArgumentTypeError(f"the last page comes before the first: {value!r}")
+    return begin - 1, None if dash and not last else end - begin + 1
+
+
+def make_parse_command(options: argparse.Namespace) -> ParseCommand:
+    """Returns what to parse.
+
+    Raises:
+        ValueError: Two files would be written to one.
+    """
+    first_page, num_pages = options.pages
+    return ParseCommand(
+        files=tuple(options.files),
+        options=PageOptions(
+            instruction=options.instruction,
+            max_pixels=options.max_pixels,
+            stopping=StoppingOptions(max_tokens=options.max_tokens),
+        ),
+        output_dir=options.output_dir,
+        first_page=first_page,
+        num_pages=num_pages,
+        dpi=options.dpi,
+        timeout_s=options.timeout_s,
+        show_stats=options.stats,
+    )
 
 
 def target_address(value: str) -> str:
@@ -228,12 +337,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "max_draft_tokens": "draft tokens in one round, 0 drafts nothing",
         "max_rounds_in_flight": "rounds launched before the first is read, 1 or 2",
         "threads": "threads of the CPU backend, 0 takes all cores",
+        "max_image_pixels": "largest picture that the model reads, pixels",
     }
     for name, text in helps.items():
         value = getattr(default, "num_threads" if name == "threads" else name)
         shown = "the executor's choice" if value is None else "%(default)s"
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=value, help=f"{text} ({shown})")
+    parser.add_argument(
+        "--encoder-cache-mib",
+        type=int,
+        default=0,
+        help="memory for encoded pictures that come again (%(default)s)",
+    )
     parser.add_argument(
         "--stall-s",
         type=float,
@@ -248,9 +364,14 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     Raises:
         ValueError: A value is out of range.
     """
-    names = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_threads"}
+    names = {field.name for field in dataclasses.fields(EngineConfig)}
+    names -= {"num_threads", "encoder_cache_bytes"}
     values = {name: getattr(options, name) for name in names}
-    return EngineConfig(num_threads=options.threads, **values)
+    return EngineConfig(
+        num_threads=options.threads,
+        encoder_cache_bytes=options.encoder_cache_mib * MIB,
+        **values,
+    )
 
 
 def server_config(options: argparse.Namespace) -> ServerConfig:
@@ -276,6 +397,18 @@ def server_config(options: argparse.Namespace) -> ServerConfig:
         warmup_timeout_s=options.warmup_timeout_s,
         repetition_guard=options.repetition_guard,
         max_request_ms=None if limit_s is None else max(1, round(limit_s * 1000)),
+        images=ImageLimits(
+            max_bytes=options.max_image_mib * MIB,
+            max_pixels=options.max_source_pixels,
+            max_document_bytes=options.max_document_mib * MIB,
+            max_pages=options.max_document_pages,
+            decode_timeout_s=options.decode_timeout_s,
+            memory_bytes=options.decode_memory_mib * MIB,
+        ),
+        decode_workers=options.decode_workers,
+        max_images=options.max_images,
+        max_parallel_pages=options.max_parallel_pages,
+        max_held_image_bytes=options.max_held_images_mib * MIB,
         log_level=options.log_level,
         ready_file=options.ready_file,
     )

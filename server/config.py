@@ -1,8 +1,10 @@
 """Configuration of a server, made at start-up and handed down."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from server.images.limits import ImageLimits
 
 MIB = 1024 * 1024
 MAX_TIME_S = 1e9
@@ -27,6 +29,8 @@ class EngineConfig:
         max_draft_tokens: Draft tokens in one round; 0 does not draft.
         max_rounds_in_flight: Rounds launched before the first is read, 1 or 2.
         num_threads: Threads of the CPU backend; 0 takes all cores.
+        max_image_pixels: Largest picture after resizing, pixels; the engine's own limit holds too.
+        encoder_cache_bytes: Memory for encoded pictures that come again; 0 keeps none.
         stall_s: An engine that has work and makes no progress for so long counts as lost.
     """
 
@@ -40,6 +44,8 @@ class EngineConfig:
     max_draft_tokens: int = 0
     max_rounds_in_flight: int = 1
     num_threads: int = 0
+    max_image_pixels: int = 4 * 1024 * 1024
+    encoder_cache_bytes: int = 0
     stall_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -48,6 +54,8 @@ class EngineConfig:
             raise ValueError(f"device: expected one of {', '.join(DEVICES)}, got {self.device}")
         for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "default_max_tokens"):
             _require(name, getattr(self, name), 1)
+        _require("max_image_pixels", self.max_image_pixels, 1024)
+        _require("encoder_cache_bytes", self.encoder_cache_bytes, 0, most=2**53)
         for name in ("max_queue_size", "max_draft_tokens", "num_threads"):
             _require(name, getattr(self, name), 0)
         _require("max_rounds_in_flight", self.max_rounds_in_flight, 1, most=2)
@@ -74,6 +82,12 @@ class ServerConfig:
         max_stop_strings: Most stop strings of one request.
         max_stop_string_bytes: Longest stop string, bytes of UTF-8.
         repetition_guard: An answer that repeats itself ends, where a request does not say.
+        images: What pictures and documents may be.
+        decode_workers: Processes that decode pictures and render pages.
+        max_images: Most pictures of one chat.
+        max_parallel_pages: Most pages of one document in the engine at once; one seat is always
+            left to others.
+        max_held_image_bytes: Memory for the pictures of all requests, as sent and decoded.
         log_level: Level of the root logger.
         ready_file: File that gets the address once the server serves.
     """
@@ -91,6 +105,11 @@ class ServerConfig:
     max_stop_strings: int = 16
     max_stop_string_bytes: int = 256
     repetition_guard: bool = False
+    images: ImageLimits = field(default_factory=ImageLimits)
+    decode_workers: int = 1
+    max_images: int = 16
+    max_parallel_pages: int = 4
+    max_held_image_bytes: int = 1024 * MIB
     log_level: str = "INFO"
     ready_file: Path | None = None
 
@@ -100,7 +119,13 @@ class ServerConfig:
             raise ValueError(f"port: expected 0 to 65535, got {self.port}")
         for name in ("max_message_bytes", "tokenizer_threads", "max_stop_string_bytes"):
             _require(name, getattr(self, name), 1)
-        for name in ("min_keepalive_ms", "retry_delay_ms", "max_stop_strings"):
+        _require("decode_workers", self.decode_workers, 1, most=64)
+        _require("max_parallel_pages", self.max_parallel_pages, 1, most=64)
+        _require("max_held_image_bytes", self.max_held_image_bytes, 1, most=2**53)
+        for name in ("max_bytes", "max_pixels", "max_document_bytes", "max_pages", "memory_bytes"):
+            _require(f"images.{name}", getattr(self.images, name), 1, most=2**53)
+        _require_time("images.decode_timeout_s", self.images.decode_timeout_s)
+        for name in ("min_keepalive_ms", "retry_delay_ms", "max_stop_strings", "max_images"):
             _require(name, getattr(self, name), 0)
         if self.max_message_bytes > 2**31 - 1 - MIB:
             raise ValueError(f"max_message_bytes: at most 2046 MiB, got {self.max_message_bytes}")

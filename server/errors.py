@@ -20,6 +20,7 @@ from server.backend import (
     QueueFullError,
     RequestRefusedError,
 )
+from server.images import ImageRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,18 @@ class MessageTooLargeError(ServiceError):
     """The serialised request is over the limit."""
 
 
+class HeldImagesFullError(ServiceError):
+    """The pictures of all requests fill the memory for them."""
+
+    def __init__(self, held_bytes: int, max_held_bytes: int) -> None:
+        """Takes what would be held with this request, and the limit."""
+        super().__init__(
+            f"the pictures of this and the other requests need {held_bytes} bytes, the server has "
+            f"{max_held_bytes} for them",
+            metadata={"held_bytes": str(held_bytes), "max_held_bytes": str(max_held_bytes)},
+        )
+
+
 class EngineLoadingError(ServiceError):
     """The engine is not loaded yet."""
 
@@ -156,6 +169,7 @@ STATUS_TABLE: Mapping[type[Exception], StatusRow] = {
     RequestIdInUseError: StatusRow(_Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     FeatureUnimplementedError: StatusRow(_Code.UNIMPLEMENTED, "FEATURE_UNIMPLEMENTED"),
     QueueFullError: StatusRow(_Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    HeldImagesFullError: StatusRow(_Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     CapacityExceededError: StatusRow(_Code.RESOURCE_EXHAUSTED, "CAPACITY_EXCEEDED"),
     MessageTooLargeError: StatusRow(_Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"),
     EngineLostError: StatusRow(_Code.UNAVAILABLE, "ENGINE_LOST"),
@@ -169,6 +183,8 @@ STATUS_TABLE: Mapping[type[Exception], StatusRow] = {
 
 def describe(error: Exception) -> StatusRow:
     """Returns the table's row for an exception; a type without a row is a fault of the server."""
+    if isinstance(error, ImageRefusedError):
+        return StatusRow(_Code.INVALID_ARGUMENT, error.reason.value)
     for kind in type(error).__mro__:
         row = STATUS_TABLE.get(kind)
         if row is not None:
@@ -183,32 +199,20 @@ def status_of(error: Exception, *, queue_retry_ms: int = 1000) -> status_pb2.Sta
         error: Why the call fails.
         queue_retry_ms: The delay named when the queue is full.
     """
-    row = describe(error)
-    message = str(error) if row is not INTERNAL else "a fault of the server; its log has the cause"
-    metadata: dict[str, str] = {}
+    row, message = describe(error), message_of(error)
     violations: tuple[Violation, ...] = ()
-    retry_ms: int | None = None
+    retry_ms = queue_retry_ms if row.reason == "QUEUE_FULL" else None
     match error:
         case ServiceError():
-            metadata, violations = error.metadata, error.violations
-            retry_ms = error.retry_delay_ms
-        case QueueFullError():
-            metadata = {"queued": str(error.num_queued), "max_queued": str(error.max_queued)}
-            retry_ms = queue_retry_ms
-        case CapacityExceededError():
-            metadata = {
-                "needed": str(error.needed_tokens),
-                "available": str(error.available_tokens),
-            }
+            violations = error.violations
+            retry_ms = error.retry_delay_ms or retry_ms
         case RequestRefusedError():
             violations = (Violation("request", message),)
         case _:
             pass
     details = [
         error_details_pb2.ErrorInfo(
-            reason=row.reason,
-            domain=ERROR_DOMAIN,
-            metadata={key: value[:MAX_METADATA_CHARS] for key, value in metadata.items()},
+            reason=row.reason, domain=ERROR_DOMAIN, metadata=metadata_of(error)
         )
     ]
     if violations:
@@ -229,7 +233,35 @@ def status_of(error: Exception, *, queue_retry_ms: int = 1000) -> status_pb2.Sta
         box.Pack(detail)
         packed.append(box)
     code: int = row.code.value[0]
-    return status_pb2.Status(code=code, message=message[:MAX_MESSAGE_CHARS], details=packed)
+    return status_pb2.Status(code=code, message=message, details=packed)
+
+
+def log_fault(error: Exception) -> None:
+    """Writes a fault of the server to the log; every other exception is the caller's matter."""
+    if describe(error) is INTERNAL:
+        log.error("internal fault", exc_info=error)
+
+
+def message_of(error: Exception) -> str:
+    """Returns what the caller reads; a fault of the server is told to its log alone."""
+    if describe(error) is INTERNAL:
+        return "a fault of the server; its log has the cause"
+    return str(error)[:MAX_MESSAGE_CHARS]
+
+
+def metadata_of(error: Exception) -> dict[str, str]:
+    """Returns the facts that the reason of an exception promises."""
+    facts: Mapping[str, str] = {}
+    match error:
+        case ServiceError() | ImageRefusedError():
+            facts = error.metadata
+        case QueueFullError():
+            facts = {"queued": str(error.num_queued), "max_queued": str(error.max_queued)}
+        case CapacityExceededError():
+            facts = {"needed": str(error.needed_tokens), "available": str(error.available_tokens)}
+        case _:
+            pass
+    return {key: value[:MAX_METADATA_CHARS] for key, value in facts.items()}
 
 
 async def abort(
@@ -244,8 +276,7 @@ async def abort(
         grpc.aio.AbortError: It ends the handler.
         asyncio.CancelledError: The caller is gone.
     """
-    if describe(error) is INTERNAL:
-        log.error("internal fault", exc_info=error)
+    log_fault(error)
     status = status_of(error, queue_retry_ms=queue_retry_ms)
     try:
         await context.abort_with_status(rpc_status.to_status(status))

@@ -10,7 +10,7 @@ class Mailbox:
     """A `Generation` that a backend fills on the event loop, once for each engine step.
 
     A reader that is late finds its pending events merged into one, so that what waits for it is
-    one text and not a queue of messages.
+    one text, with the newest progress, and not a queue of messages.
     """
 
     __slots__ = ("_closed", "_ended", "_error", "_loop", "_on_cancel", "_pending", "_waiter")

@@ -1,6 +1,7 @@
 """Limits of requests: every field is checked, and what cannot be done is refused, not ignored."""
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from deltaflash.v1 import generation_pb2, inference_pb2
 from server.backend import EngineInfo, RepetitionGuard, Sampling
@@ -62,13 +63,10 @@ class Findings:
             begin = f"above {low:g}" if above_low else f"{low:g}"
             self.bad(path, f"expected {begin} to {high:.17g}, got {value:.9g}")
 
-    def check_name(self, path: str, value: str) -> None:
-        """Notes a name that is not 1 to 128 printable ASCII characters without spaces."""
-        if not 0 < len(value) <= MAX_NAME_CHARS or not all("!" <= c <= "~" for c in value):
-            self.bad(
-                path,
-                f"expected 1 to {MAX_NAME_CHARS} printable ASCII characters without spaces",
-            )
+    def check_name(self, path: str, value: str, most: int = MAX_NAME_CHARS) -> None:
+        """Notes a name that is not 1 to `most` printable ASCII characters without spaces."""
+        if not 0 < len(value) <= most or not all("!" <= c <= "~" for c in value):
+            self.bad(path, f"expected 1 to {most} printable ASCII characters without spaces")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,25 @@ def check_message_size(num_bytes: int, config: ServerConfig) -> None:
         )
 
 
-def check_request_id(request: inference_pb2.GenerateRequest) -> str | None:
+class Named(Protocol):
+    """A request that the caller may name."""
+
+    @property
+    def request_id(self) -> str:
+        """The name, empty when absent."""
+        ...
+
+    def HasField(self, field_name: Any) -> bool:  # noqa: ANN401, N802 as protobuf has it
+        """Whether a field is present."""
+        ...
+
+
+def check_request_id(request: Named, most: int = MAX_NAME_CHARS) -> str | None:
     """Returns the caller's name for a request, None when absent.
+
+    Args:
+        request: The request.
+        most: Longest name, characters.
 
     Raises:
         InvalidFieldError: It is no such name.
@@ -115,7 +130,7 @@ def check_request_id(request: inference_pb2.GenerateRequest) -> str | None:
     if not request.HasField("request_id"):
         return None
     findings = Findings()
-    findings.check_name("request_id", request.request_id)
+    findings.check_name("request_id", request.request_id, most)
     findings.raise_any()
     return request.request_id
 
@@ -307,15 +322,29 @@ def check_extras(request: inference_pb2.GenerateRequest, findings: Findings) -> 
         if not 0 < len(request.lora_adapter) <= MAX_NAME_CHARS:
             findings.bad("lora_adapter", f"expected 1 to {MAX_NAME_CHARS} characters")
         findings.lacks("lora_adapter")
-    findings.check_range("priority", request.priority, -100, 100)
-    if request.priority != 0:
+    check_priority(request.priority, findings)
+
+
+def check_priority(priority: int, findings: Findings) -> None:
+    """Checks a place in the waiting queue; only the middle one is served."""
+    findings.check_range("priority", priority, -100, 100)
+    if priority != 0:
         findings.lacks("priority")
 
 
 def check_prompt(
-    request: inference_pb2.GenerateRequest, info: EngineInfo, findings: Findings
+    request: inference_pb2.GenerateRequest,
+    info: EngineInfo,
+    findings: Findings,
+    reads_pictures: bool = False,
 ) -> None:
     """Checks the form of the prompt, before it is tokenised.
+
+    Args:
+        request: The request.
+        info: What is loaded.
+        findings: Takes what is wrong.
+        reads_pictures: A chat may have pictures; their own form is checked elsewhere.
 
     Raises:
         EmptyPromptError: There is none.
@@ -328,26 +357,43 @@ def check_prompt(
         case "token_ids":
             _check_token_ids(request.token_ids, info, findings)
         case "chat":
-            _check_chat(request.chat, findings)
+            _check_chat(request.chat, findings, reads_pictures)
         case _:
             raise EmptyPromptError("the request has no prompt: expected text, token_ids or chat")
 
 
-def check_prompt_ids(prompt_ids: tuple[int, ...], info: EngineInfo, path: str) -> None:
+def check_prompt_ids(
+    prompt_ids: tuple[int, ...], info: EngineInfo, path: str, num_pictures: int = 0
+) -> None:
     """Checks a tokenised prompt.
+
+    Args:
+        prompt_ids: The prompt.
+        info: What is loaded.
+        path: Its field in the request.
+        num_pictures: How many placeholders it has to have, one a picture.
 
     Raises:
         EmptyPromptError: It has no token.
         PromptTooLongError: It leaves no room in the context.
-        InvalidFieldError: It holds the placeholder of a picture.
+        InvalidFieldError: It has another number of placeholders.
     """
     if not prompt_ids:
         raise EmptyPromptError("the prompt has no token")
     if len(prompt_ids) > info.context_len - 1:
         raise PromptTooLongError(len(prompt_ids), info.context_len - 1)
-    if not info.placeholder_token_ids.isdisjoint(prompt_ids):
+    if num_pictures == 0 and info.placeholder_token_ids.isdisjoint(prompt_ids):
+        return
+    found = sum(token_id in info.placeholder_token_ids for token_id in prompt_ids)
+    if not found == num_pictures == prompt_ids.count(info.image_token_id):
         raise InvalidFieldError(
-            [Violation(path, "holds the placeholder token of a picture; none comes with it")]
+            [
+                Violation(
+                    path,
+                    f"holds {found} placeholder tokens of pictures; {num_pictures} pictures come "
+                    "with it",
+                )
+            ]
         )
 
 
@@ -373,7 +419,7 @@ def _check_token_ids(prompt: inference_pb2.TokenIds, info: EngineInfo, findings:
             )
 
 
-def _check_chat(chat: inference_pb2.Chat, findings: Findings) -> None:
+def _check_chat(chat: inference_pb2.Chat, findings: Findings, reads_pictures: bool) -> None:
     if not chat.messages:
         raise EmptyPromptError("the chat has no messages")
     num_parts = 0
@@ -395,10 +441,8 @@ def _check_chat(chat: inference_pb2.Chat, findings: Findings) -> None:
         if not message.content:
             findings.bad(f"{path}.content", "expected one part or more")
         for index, part in enumerate(message.content):
-            match part.WhichOneof("part"):
-                case "text":
-                    pass
-                case "image":
-                    findings.lacks(f"{path}.content[{index}].image")
-                case _:
-                    findings.bad(f"{path}.content[{index}]", "expected text or image")
+            kind = part.WhichOneof("part")
+            if kind is None:
+                findings.bad(f"{path}.content[{index}]", "expected text or image")
+            elif kind == "image" and not reads_pictures:
+                findings.lacks(f"{path}.content[{index}].image")

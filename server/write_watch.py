@@ -49,15 +49,23 @@ class WriteWatch:
         """
         if self._timer is not None:
             self._timer.cancel()
-        if isinstance(exc, grpc.aio.InternalError):
+        if exc is not None and (meaning := self.meaning(exc)) is not exc:
+            raise meaning from exc
+
+    def meaning(self, error: BaseException) -> BaseException:
+        """Returns what the failure of a write means, or the error itself.
+
+        SlowReaderError: it lasted longer than the limit. CancelledError: the caller is gone.
+        """
+        if isinstance(error, grpc.aio.InternalError):
             # The caller left while its event was on the way.
-            raise asyncio.CancelledError from exc
-        cancelled = isinstance(exc, asyncio.CancelledError) and self._expired
+            return asyncio.CancelledError()
+        cancelled = isinstance(error, asyncio.CancelledError) and self._expired
         # By us, unless somebody else cancels the task as well.
         if cancelled and self._task is not None and self._task.uncancel() == 0:
-            raise SlowReaderError(
-                f"nothing was read from the stream for {self._limit_s:g} s"
-            ) from exc
+            self._expired = False
+            return SlowReaderError(f"nothing was read from the stream for {self._limit_s:g} s")
+        return error
 
     def begin(self) -> None:
         """A write begins."""

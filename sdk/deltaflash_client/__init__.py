@@ -3,7 +3,7 @@
 from deltaflash_client.aio_client import AsyncClient
 from deltaflash_client.aio_stream import AsyncDocumentStream, AsyncGenerationStream
 from deltaflash_client.client import Client
-from deltaflash_client.completion import Completion, Document, Page
+from deltaflash_client.completion import Completion, Document, FailedPage, Page
 from deltaflash_client.config import SCHEMA_REVISION, VERSION, ClientConfig, Keepalive, Tls
 from deltaflash_client.errors import (
     AbortedError,
@@ -35,6 +35,7 @@ from deltaflash_client.events import (
     FinishReason,
     GenerationEvent,
     PageEvent,
+    PageFailed,
     PageInfo,
     Progress,
     ProgressPhase,
@@ -101,6 +102,7 @@ __all__ = [
     "DrainState",
     "ErrorDetails",
     "ErrorReason",
+    "FailedPage",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -120,6 +122,7 @@ __all__ = [
     "OutputOptions",
     "Page",
     "PageEvent",
+    "PageFailed",
     "PageInfo",
     "PageOptions",
     "Pdf",

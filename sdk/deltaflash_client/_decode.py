@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 
-from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
-from deltaflash_client.errors import ProtocolError
+from deltaflash.v1 import (
+    control_pb2,
+    documents_pb2,
+    errors_pb2,
+    generation_pb2,
+    inference_pb2,
+)
+from deltaflash_client.errors import (
+    DeltaFlashError,
+    ErrorDetails,
+    ErrorReason,
+    ProtocolError,
+    error_of_code,
+)
 from deltaflash_client.events import (
     Delta,
     DocumentEvent,
@@ -19,6 +31,7 @@ from deltaflash_client.events import (
     FinishReason,
     GenerationEvent,
     PageEvent,
+    PageFailed,
     PageInfo,
     Progress,
     ProgressPhase,
@@ -138,6 +151,16 @@ def generation_event(
             return None
 
 
+def _page_error(failed: documents_pb2.PageFailed) -> DeltaFlashError:
+    try:
+        name = errors_pb2.ErrorReason.Name(failed.reason).removeprefix("ERROR_REASON_")
+    except ValueError:
+        name = ErrorReason.UNSPECIFIED
+    return error_of_code(
+        failed.code, failed.message, ErrorDetails(ErrorReason(name), dict(failed.metadata))
+    )
+
+
 def document_event(message: documents_pb2.ParseDocumentResponse) -> DocumentEvent | None:
     """Returns the event of a document, None for a kind that this client does not know.
 
@@ -153,9 +176,15 @@ def document_event(message: documents_pb2.ParseDocumentResponse) -> DocumentEven
                 num_pages=finished.num_pages,
                 usage=mirror(Usage, finished.usage),
                 total_us=finished.total_us,
+                num_failed_pages=finished.num_failed_pages,
+                cancelled=finished.cancelled,
             )
-        case _:
-            event = generation_event(message)
+        case kind:
+            event: GenerationEvent | PageFailed | None = (
+                PageFailed(_page_error(message.page_failed))
+                if kind == "page_failed"
+                else generation_event(message)
+            )
             if event is None:
                 return None
             if not message.HasField("page_index"):

@@ -286,8 +286,10 @@ class AsyncDocumentStream(AsyncEventStream[documents_pb2.ParseDocumentResponse, 
     async def collect(self) -> Document:
         """Reads to the end and returns all pages, what was read before included.
 
+        Pages that failed are among `Document.failed_pages`; they raise nothing.
+
         Raises:
-            DeltaFlashError: A page failed.
+            DeltaFlashError: The document as a whole failed.
         """
         async with self:
             async for _ in self:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from deltaflash_client.errors import ProtocolError
+from deltaflash_client.errors import DeltaFlashError, ProtocolError
 from deltaflash_client.events import (
     Delta,
     DocumentEvent,
@@ -12,6 +12,7 @@ from deltaflash_client.events import (
     FinishReason,
     GenerationEvent,
     PageEvent,
+    PageFailed,
     PageInfo,
     RequestStats,
     Started,
@@ -59,13 +60,42 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedPage:
+    """A page of a document that was not read, and why; `index` as in Page."""
+
+    index: int
+    error: DeltaFlashError
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
-    """The answers for all pages of a document, by ascending index."""
+    """The answers for the pages of a document.
+
+    Attributes:
+        request_id: The document's id.
+        pages: Those that were read, by ascending index.
+        usage: Token counts, summed over them.
+        total_us: From arrival to end, microseconds.
+        failed_pages: Those that were not, by ascending index.
+        cancelled: `cancel` named the document; pages may be missing.
+    """
 
     request_id: str
     pages: tuple[Page, ...]
     usage: Usage
     total_us: int
+    failed_pages: tuple[FailedPage, ...] = ()
+    cancelled: bool = False
+
+    def require_all(self) -> tuple[Page, ...]:
+        """Returns the pages, when all were read.
+
+        Raises:
+            DeltaFlashError: Why the first that failed did.
+        """
+        for failed in self.failed_pages:
+            raise failed.error
+        return self.pages
 
 
 @dataclass(slots=True)
@@ -132,6 +162,7 @@ class DocumentTranscript:
     started: DocumentStarted | None = None
     finished: DocumentFinished | None = None
     pages: dict[int, Transcript] = field(default_factory=dict)
+    failed: dict[int, DeltaFlashError] = field(default_factory=dict)
 
     def add(self, event: DocumentEvent) -> None:
         """Takes the next event.
@@ -147,9 +178,18 @@ class DocumentTranscript:
                     raise ProtocolError("a second DocumentStarted event")
                 self.started = event
             case PageEvent():
-                self.pages.setdefault(event.page_index, Transcript()).add(event.event)
+                self._add_to_page(event.page_index, event.event)
             case DocumentFinished():
                 self.finished = event
+
+    def _add_to_page(self, index: int, event: GenerationEvent | PageFailed) -> None:
+        if index in self.failed:
+            raise ProtocolError(f"an event of page {index} after PageFailed: {event}")
+        if isinstance(event, PageFailed):
+            self.failed[index] = event.error
+            self.pages.pop(index, None)
+        else:
+            self.pages.setdefault(index, Transcript()).add(event)
 
     def document(self) -> Document:
         """Returns the whole document.
@@ -159,13 +199,17 @@ class DocumentTranscript:
         """
         if self.started is None or self.finished is None:
             raise ProtocolError("the stream ended with status OK and without DocumentFinished")
-        if len(self.pages) != self.finished.num_pages:
-            raise ProtocolError(
-                f"DocumentFinished counts {self.finished.num_pages} pages, {len(self.pages)} came"
-            )
+        for counted, came in (
+            (self.finished.num_pages, len(self.pages)),
+            (self.finished.num_failed_pages, len(self.failed)),
+        ):
+            if counted != came:
+                raise ProtocolError(f"DocumentFinished counts {counted} pages, {came} came")
         return Document(
             request_id=self.started.request_id,
             pages=tuple(Page(i, self.pages[i].completion()) for i in sorted(self.pages)),
             usage=self.finished.usage,
             total_us=self.finished.total_us,
+            failed_pages=tuple(FailedPage(i, self.failed[i]) for i in sorted(self.failed)),
+            cancelled=self.finished.cancelled,
         )

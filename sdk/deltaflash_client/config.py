@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from deltaflash_client.errors import ErrorDetails, ErrorReason, ResourceExhaustedError
 from deltaflash_client.retry import RetryPolicy
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 """Revision of the wire contract that this client speaks; sent with every call."""
 
 VERSION = "0.1.0"

@@ -267,6 +267,19 @@ def parse_details(trailers: Iterable[tuple[str, str | bytes]]) -> ErrorDetails:
     return ErrorDetails(reason, metadata, tuple(violations), retry_delay_s)
 
 
+def error_of_code(number: int, message: str, details: ErrorDetails) -> DeltaFlashError:
+    """Returns the exception for a status that was told in an event.
+
+    Args:
+        number: The status code as a number of google.rpc.Code.
+        message: The text of the status.
+        details: What else the status says.
+    """
+    codes = {code.value[0]: code for code in grpc.StatusCode}
+    code = codes.get(number, grpc.StatusCode.UNKNOWN)
+    return _CLASSES.get(code, InternalError)(message, code=code, details=details)
+
+
 def error_from_status(
     code: grpc.StatusCode, message: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
 ) -> DeltaFlashError:

@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass
 
+from deltaflash_client.errors import DeltaFlashError
+
 
 class ProgressPhase(enum.StrEnum):
     """What a request is doing; UNSPECIFIED stands for a phase this client does not know."""
@@ -164,6 +166,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class PageFailed:
+    """A page of a document was not read; the last event of the page.
+
+    Attributes:
+        error: What `parse_page` would have raised for it.
+    """
+
+    error: DeltaFlashError
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentStarted:
     """The document was opened: the id under which `cancel` finds it, and its pages to read."""
 
@@ -173,11 +186,21 @@ class DocumentStarted:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFinished:
-    """Every page is complete; usage is summed over the pages."""
+    """Every page is complete or failed, or the document was cancelled; the last event.
+
+    Attributes:
+        num_pages: Pages that had their Finished event.
+        usage: Token counts, summed over them.
+        total_us: From arrival to end, microseconds.
+        num_failed_pages: Pages that had a PageFailed event.
+        cancelled: `cancel` named the document; pages may be missing.
+    """
 
     num_pages: int
     usage: Usage
     total_us: int
+    num_failed_pages: int = 0
+    cancelled: bool = False
 
 
 GenerationEvent = Started | Progress | PageInfo | Delta | Finished
@@ -189,7 +212,7 @@ class PageEvent:
     """An event of one page of a document; `page_index` counts the document's pages from 0."""
 
     page_index: int
-    event: GenerationEvent
+    event: GenerationEvent | PageFailed
 
 
 DocumentEvent = DocumentStarted | PageEvent | DocumentFinished

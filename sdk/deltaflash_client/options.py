@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from os import PathLike
+from pathlib import Path
+from typing import Self, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +211,15 @@ class Pdf:
     first_page: int | None = None
     num_pages: int | None = None
     dpi: int | None = None
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | PathLike[str],
+        *,
+        first_page: int | None = None,
+        num_pages: int | None = None,
+        dpi: int | None = None,
+    ) -> Self:
+        """Reads a document from a file; arguments as the attributes."""
+        return cls(Path(path).read_bytes(), first_page, num_pages, dpi)

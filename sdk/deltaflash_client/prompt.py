@@ -13,7 +13,7 @@ class Image:
     """One encoded picture.
 
     Attributes:
-        data: The file as it is: PNG, JPEG, WebP, TIFF or BMP.
+        data: The file as it is: PNG, JPEG, WebP, TIFF, BMP or GIF.
         mime_type: Media type such as "image/png"; when given it has to agree with the bytes.
     """
 

@@ -51,6 +51,8 @@ class Limits:
     max_document_pages: int
     max_request_ms: int | None
     min_keepalive_ms: int
+    max_image_side_ratio: int
+    max_parallel_pages: int
 
 
 @dataclass(frozen=True, slots=True)

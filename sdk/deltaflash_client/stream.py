@@ -242,8 +242,10 @@ class DocumentStream(EventStream[documents_pb2.ParseDocumentResponse, DocumentEv
     def collect(self) -> Document:
         """Reads to the end and returns all pages, what was read before included.
 
+        Pages that failed are among `Document.failed_pages`; they raise nothing.
+
         Raises:
-            DeltaFlashError: A page failed.
+            DeltaFlashError: The document as a whole failed.
         """
         with self:
             for _ in self:

@@ -25,6 +25,8 @@ from server.backend import (
     GenerationStats,
     IterationStats,
     Load,
+    Progress,
+    ProgressPhase,
     QueueFullError,
     RequestRefusedError,
     TokenCandidate,
@@ -40,7 +42,8 @@ from server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import runtime
-    from runtime import Executor, Request, Response
+    from runtime import EngineInfo as NativeEngineInfo
+    from runtime import Executor, FinishReason, Request, Response
     from runtime.engine_directory import EngineDirectory
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,8 @@ MAX_TOP_LOGPROBS = 20
 """Most candidates of a token record, kMaxTopLogprobs of plugins/common/slot_table.h."""
 MAX_MIN_P = 1 - 2**-24
 """The executor takes min_p below 1; this is the float32 before it, and leaves only ties."""
+PAGE_TEXT_TOKENS = 256
+"""Room beside a picture for the instruction and the chat's own tokens."""
 WATCH_S = 0.25
 """How often the engine is asked whether it lives; a dead idle engine signals nothing."""
 
@@ -68,18 +73,23 @@ class ExecutorBackend:
             info: What is loaded.
             stall_s: No progress for so long, while there is work, means that the engine hangs.
         """
-        from runtime import FinishReason
+        import runtime
 
+        reasons = runtime.FinishReason
         self._executor = executor
         self._info = info
         self._stall_ns = int(stall_s * 1e9)
         self._causes: Mapping[FinishReason, EndCause] = {
-            FinishReason.END_ID: EndCause.END_TOKEN,
-            FinishReason.STOP_WORDS: EndCause.STOP_STRING,
-            FinishReason.LENGTH: EndCause.LENGTH,
-            FinishReason.CANCELLED: EndCause.CANCELLED,
-            FinishReason.TIMED_OUT: EndCause.TIMED_OUT,
-            FinishReason.REPETITION: EndCause.REPETITION,
+            reasons.END_ID: EndCause.END_TOKEN,
+            reasons.STOP_WORDS: EndCause.STOP_STRING,
+            reasons.LENGTH: EndCause.LENGTH,
+            reasons.CANCELLED: EndCause.CANCELLED,
+            reasons.TIMED_OUT: EndCause.TIMED_OUT,
+            reasons.REPETITION: EndCause.REPETITION,
+        }
+        # The runtime's phases have the names of ours.
+        self._phases = {
+            getattr(runtime.ProgressPhase, phase.name): phase for phase in ProgressPhase
         }
         self._mailboxes: dict[int, Mailbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -209,6 +219,8 @@ class ExecutorBackend:
                 min_repeats=guard.min_repeats,
                 min_repeated_tokens=guard.min_repeated_tokens,
             ),
+            images=[runtime.Image(image.pixels, image.digest) for image in request.images],
+            return_progress=request.report_progress,
         )
 
     def _deliver(self) -> None:
@@ -244,6 +256,9 @@ class ExecutorBackend:
                 stats=GenerationStats(
                     arrival_ns=stats.arrival_ns or None,
                     first_scheduled_ns=stats.first_scheduled_ns or None,
+                    vision_start_ns=stats.vision_start_ns or None,
+                    vision_end_ns=stats.vision_end_ns or None,
+                    prefill_start_ns=stats.prefill_start_ns or None,
                     first_token_ns=stats.first_token_ns or None,
                     last_token_ns=stats.last_token_ns or None,
                     num_steps=stats.num_steps,
@@ -253,8 +268,14 @@ class ExecutorBackend:
                 end_token_id=response.end_id,
                 stop_string=response.stop_string,
             )
-        records = tuple(map(record_of, response.records))
-        return TokenEvent(response.text, tuple(response.token_ids), finished, records)
+        progress = response.progress
+        return TokenEvent(
+            response.text,
+            tuple(response.token_ids),
+            finished,
+            tuple(map(record_of, response.records)),
+            None if progress is None else Progress(self._phases[progress.phase], progress.fraction),
+        )
 
     def _check_alive(self) -> None:
         """Looks for an engine that died idle or hangs; the executor signals neither."""
@@ -337,6 +358,8 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
         max_draft_tokens=config.max_draft_tokens,
         max_rounds_in_flight=config.max_rounds_in_flight,
         num_threads=config.num_threads,
+        max_image_pixels=config.max_image_pixels,
+        encoder_cache_bytes=config.encoder_cache_bytes,
     )
     try:
         executor = runtime.Executor(engine_dir, executor_config)
@@ -408,6 +431,10 @@ def describe_engine(
     placeholders = (model.get("image_token_id"), model.get("video_token_id"))
     # Two blocks beyond prompt and answer are reserved with them.
     reserve = 2 * (config.max_draft_tokens + 1)
+    kv_capacity_tokens = report.pages_total * report.page_size - reserve
+    default_max_tokens = min(config.default_max_tokens, engine.context_len - 1)
+    room = min(engine.context_len, kv_capacity_tokens) - default_max_tokens - PAGE_TEXT_TOKENS
+    largest = largest_picture(engine, room) if engine.has_vision else 0
     return EngineInfo(
         name=engine.model_name,
         engine_id=f"sha256:{engine.engine_id}",
@@ -418,17 +445,33 @@ def describe_engine(
         vocab_size=engine.vocab_size,
         end_token_ids=tuple(sorted(engine.end_ids)),
         placeholder_token_ids=frozenset(i for i in placeholders if isinstance(i, int)),
-        default_max_tokens=min(config.default_max_tokens, engine.context_len - 1),
+        default_max_tokens=default_max_tokens,
         max_batch_size=config.max_batch_size,
         max_queued=config.max_queue_size,
-        kv_capacity_tokens=report.pages_total * report.page_size - reserve,
+        kv_capacity_tokens=kv_capacity_tokens,
         max_stop_token_ids=max(0, MAX_END_IDS - len(engine.end_ids)),
         max_logit_biases=MAX_LOGIT_BIASES,
         has_token_records=True,
         max_top_logprobs=min(MAX_TOP_LOGPROBS, engine.vocab_size),
         # The executor's room for drafts is no drafter, and no engine has one yet.
         max_draft_tokens=0,
+        has_vision=engine.has_vision,
+        min_image_pixels=min(engine.min_image_pixels, largest) if engine.has_vision else 0,
+        max_image_pixels=largest,
+        image_factor=engine.image_factor if engine.has_vision else 1,
+        image_token_id=engine.image_token_id if engine.has_vision else None,
     )
+
+
+def largest_picture(engine: "NativeEngineInfo", num_tokens: int) -> int:
+    """Returns the most pixels that the model reads: what it can, as far as tokens are there for it.
+
+    Args:
+        engine: Has the model's own limits.
+        num_tokens: Tokens that a picture may take, below 1 where there is no room at all.
+    """
+    least = max(engine.min_image_pixels, engine.image_factor**2)
+    return max(least, min(engine.max_image_pixels, num_tokens * engine.image_factor**2))
 
 
 def precision_of(precision: Mapping[str, str], kv_dtype: str) -> str:

@@ -3,7 +3,6 @@
 A local engine runs behind the same services on a loopback port: both ways check alike.
 """
 
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from deltaflash_client import (
     SamplingOptions,
     StoppingOptions,
 )
-from server.app import Application, ExitCode
-from server.backend import EngineConfigError, EngineRefusedError
+from server.app import ExitCode
 from server.backends.executor import load_engine
+from server.commands.local_server import ask_locally
 from server.commands.serve import run_loop
 from server.config import EngineConfig, ServerConfig
-from server.logs import configure_logging
 from server.service_context import Engine
 
 
@@ -75,35 +73,7 @@ def generate_local(
 
 def generate_with(command: GenerateCommand, load: Callable[[], Engine]) -> ExitCode:
     """Loads an engine for this one answer."""
-    configure_logging("ERROR")
-    try:
-        return run_loop(partial(answer_locally, command, load))
-    except EngineRefusedError as error:
-        sys.stderr.write(f"deltaflash: {error}\n")
-        return ExitCode.ENGINE_REFUSED
-    except EngineConfigError as error:
-        sys.stderr.write(f"deltaflash: {error}\n")
-        return ExitCode.USAGE
-
-
-async def answer_locally(command: GenerateCommand, load: Callable[[], Engine]) -> ExitCode:
-    """Starts a server of its own on loopback, asks it, and stops it.
-
-    Raises:
-        EngineRefusedError: The engine directory cannot be served.
-        EngineConfigError: The configuration cannot work.
-    """
-    app = Application(ServerConfig(host="127.0.0.1", port=0, grace_s=0), load)
-    server = asyncio.ensure_future(app.run())
-    ready = asyncio.ensure_future(app.serving.wait())
-    await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if server.done():
-        ready.cancel()
-        return server.result()
-    code = await answer(command, app.address)
-    app.request_stop()
-    server_code = await server
-    return server_code if server_code is not ExitCode.OK else code
+    return ask_locally(partial(answer, command), load, ServerConfig(port=0, grace_s=0))
 
 
 async def answer(command: GenerateCommand, target: str) -> ExitCode:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from server.errors import ClientTooOldError, InvalidFieldError, Violation, abort
 from server.service_context import ServiceContext
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 MINIMUM_CLIENT_REVISION = 1
 REVISION_KEY = "deltaflash-schema-revision"
 

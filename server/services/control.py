@@ -8,6 +8,7 @@ from server.errors import FeatureUnimplementedError
 from server.lifecycle import Phase
 from server.service_context import Engine, ServiceContext
 from server.services.call import MINIMUM_CLIENT_REVISION, SCHEMA_REVISION, CallContext, call
+from server.services.documents import max_parallel_pages
 from server.validation import Findings, check_model
 
 MAX_DRAIN_WAIT_MS = 3_600_000
@@ -27,14 +28,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         """Returns version, limits and capabilities."""
         del request, context
         engine = self.context.require_engine()
-        info = engine.backend.info
+        info, reads_pictures = engine.backend.info, self.context.reads_pictures
         return control_pb2.GetServerInfoResponse(
             server=control_pb2.ServerInfo(
                 version=server.VERSION,
                 schema_revision=SCHEMA_REVISION,
                 minimum_client_revision=MINIMUM_CLIENT_REVISION,
-                limits=limits_message(info, self.context.config),
-                capabilities=capabilities(engine),
+                limits=limits_message(info, self.context.config, reads_pictures),
+                capabilities=capabilities(engine, reads_pictures),
                 default_max_tokens=info.default_max_tokens,
             )
         )
@@ -101,7 +102,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         await self.context.lifecycle.advance(Phase.DRAINING)
         if request.wait_ms:
             await self.context.live.wait_idle(request.wait_ms / 1000)
-        num_live = len(self.context.live)
+        num_live = self.context.live.num_places
         engine = self.context.engine
         running = min(num_live, 0 if engine is None else engine.backend.load().num_running)
         return control_pb2.DrainResponse(running=running, queued=num_live - running)
@@ -115,28 +116,35 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         raise FeatureUnimplementedError("ControlService.SwapEngine")
 
 
-def limits_message(info: EngineInfo, config: ServerConfig) -> control_pb2.Limits:
+def limits_message(
+    info: EngineInfo, config: ServerConfig, reads_pictures: bool
+) -> control_pb2.Limits:
     """Returns what a request may ask for; what the engine cannot do at all has the limit 0."""
-    return control_pb2.Limits(
+    images = config.images
+    limits = control_pb2.Limits(
         max_prompt_tokens=info.context_len - 1,
         max_tokens=info.context_len - 1,
         max_message_bytes=config.max_message_bytes,
-        max_image_bytes=config.max_message_bytes if info.has_vision else 0,
-        max_image_pixels=info.max_image_pixels,
-        max_images=0,
         max_stop_strings=config.max_stop_strings,
         max_stop_string_bytes=config.max_stop_string_bytes,
         max_stop_token_ids=info.max_stop_token_ids,
         max_logit_biases=info.max_logit_biases,
         max_top_logprobs=info.max_top_logprobs,
         max_queued=info.max_queued,
-        max_document_pages=0,
         max_request_ms=config.max_request_ms,
         min_keepalive_ms=config.min_keepalive_ms,
     )
+    if reads_pictures:
+        limits.max_image_bytes = min(images.max_bytes, config.max_message_bytes)
+        limits.max_image_pixels = images.max_pixels
+        limits.max_images = config.max_images
+        limits.max_document_pages = images.max_pages
+        limits.max_image_side_ratio = int(images.max_side_ratio)
+        limits.max_parallel_pages = max_parallel_pages(info, config)
+    return limits
 
 
-def capabilities(engine: Engine) -> list[control_pb2.Capability.ValueType]:
+def capabilities(engine: Engine, reads_pictures: bool) -> list[control_pb2.Capability.ValueType]:
     """Returns what the server can do with its engine, ascending."""
     info = engine.backend.info
     names = control_pb2.Capability
@@ -144,6 +152,9 @@ def capabilities(engine: Engine) -> list[control_pb2.Capability.ValueType]:
         names.CAPABILITY_TEXT_PROMPT: engine.prompts.tokenizer is not None,
         names.CAPABILITY_TOKEN_PROMPT: True,
         names.CAPABILITY_CHAT: engine.prompts.template is not None,
+        names.CAPABILITY_IMAGE_INPUT: reads_pictures,
+        names.CAPABILITY_PARSE_PAGE: reads_pictures,
+        names.CAPABILITY_PARSE_DOCUMENT: reads_pictures,
         names.CAPABILITY_TOKEN_RECORDS: info.has_token_records,
         names.CAPABILITY_LOGPROBS: info.max_top_logprobs > 0,
         names.CAPABILITY_SPECULATION: info.max_draft_tokens > 0,

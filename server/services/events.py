@@ -4,12 +4,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deltaflash.v1 import generation_pb2, inference_pb2
+from deltaflash.v1 import generation_pb2
 from server.backend import (
     EndCause,
+    EngineInfo,
     Finished,
     GenerationRequest,
     GenerationStats,
+    Progress,
+    ProgressPhase,
     TokenEvent,
     TokenRecord,
 )
@@ -28,6 +31,16 @@ REASONS = {
     EndCause.TIMED_OUT: _Reason.FINISH_REASON_DEADLINE,
     EndCause.REPETITION: _Reason.FINISH_REASON_REPETITION,
 }
+_Phase = generation_pb2.ProgressPhase
+PHASES = {
+    ProgressPhase.QUEUED: _Phase.PROGRESS_PHASE_QUEUED,
+    ProgressPhase.ENCODING: _Phase.PROGRESS_PHASE_ENCODING,
+    ProgressPhase.PREFILL: _Phase.PROGRESS_PHASE_PREFILL,
+    ProgressPhase.DECODING: _Phase.PROGRESS_PHASE_DECODING,
+}
+PREPROCESSING = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_PREPROCESSING)
+QUEUED = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_QUEUED)
+DECODING = generation_pb2.Progress(phase=_Phase.PROGRESS_PHASE_DECODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +51,25 @@ class Arrival:
     prepared_ns: int
 
 
-def started_event(request: GenerationRequest, model: str) -> inference_pb2.GenerateResponse:
+def started_event(request: GenerationRequest, info: EngineInfo) -> generation_pb2.Started:
     """Returns the Started event of an accepted request."""
     sampling = request.sampling
-    return inference_pb2.GenerateResponse(
-        started=generation_pb2.Started(
-            request_id=request.request_id,
-            model=model,
-            prompt_tokens=len(request.prompt_ids),
-            max_tokens=request.max_tokens,
-            seed=sampling.seed if sampling.temperature > 0 else None,
-        )
+    return generation_pb2.Started(
+        request_id=request.request_id,
+        model=info.name,
+        prompt_tokens=len(request.prompt_ids),
+        image_tokens=request.prompt_ids.count(info.image_token_id),
+        max_tokens=request.max_tokens,
+        seed=sampling.seed if sampling.temperature > 0 else None,
     )
 
 
-def delta_events(event: TokenEvent) -> Iterator[inference_pb2.GenerateResponse]:
+def progress_event(progress: Progress) -> generation_pb2.Progress:
+    """Returns a Progress event."""
+    return generation_pb2.Progress(phase=PHASES[progress.phase], fraction=progress.fraction)
+
+
+def delta_events(event: TokenEvent) -> Iterator[generation_pb2.Delta]:
     """Yields Delta events of bounded size, one as a rule; no record comes before its text."""
     text, records = event.text, event.records
     while len(text) > MAX_DELTA_CHARS:
@@ -63,11 +80,10 @@ def delta_events(event: TokenEvent) -> Iterator[inference_pb2.GenerateResponse]:
         text, records = "", records[MAX_DELTA_RECORDS:]
 
 
-def _delta(text: str, records: tuple[TokenRecord, ...]) -> inference_pb2.GenerateResponse:
-    event = inference_pb2.GenerateResponse()
-    event.delta.text = text  # in place: a Delta as an argument is copied, twice the time
+def _delta(text: str, records: tuple[TokenRecord, ...]) -> generation_pb2.Delta:
+    delta = generation_pb2.Delta(text=text)
     for record in records:
-        event.delta.tokens.add(
+        delta.tokens.add(
             id=record.id,
             piece=record.piece,
             logprob=record.logprob,
@@ -77,12 +93,12 @@ def _delta(text: str, records: tuple[TokenRecord, ...]) -> inference_pb2.Generat
                 for c in record.candidates
             ],
         )
-    return event
+    return delta
 
 
 def finished_event(
-    request: GenerationRequest, finished: Finished, arrival: Arrival
-) -> inference_pb2.GenerateResponse:
+    request: GenerationRequest, finished: Finished, arrival: Arrival, info: EngineInfo
+) -> generation_pb2.Finished:
     """Returns the Finished event of a request."""
     match: generation_pb2.StopMatch | None = None
     if finished.stop_string is not None:
@@ -93,17 +109,16 @@ def finished_event(
         else:
             match = generation_pb2.StopMatch(end_token_id=finished.end_token_id)
     num_prompt, num_completion = len(request.prompt_ids), finished.num_completion_tokens
-    return inference_pb2.GenerateResponse(
-        finished=generation_pb2.Finished(
-            finish_reason=REASONS[finished.cause],
-            stop_match=match,
-            usage=generation_pb2.Usage(
-                prompt_tokens=num_prompt,
-                completion_tokens=num_completion,
-                total_tokens=num_prompt + num_completion,
-            ),
-            stats=stats_message(finished.stats, arrival),
-        )
+    return generation_pb2.Finished(
+        finish_reason=REASONS[finished.cause],
+        stop_match=match,
+        usage=generation_pb2.Usage(
+            prompt_tokens=num_prompt,
+            image_tokens=request.prompt_ids.count(info.image_token_id),
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+        ),
+        stats=stats_message(finished.stats, arrival),
     )
 
 
@@ -118,7 +133,8 @@ def stats_message(stats: GenerationStats, arrival: Arrival) -> generation_pb2.Re
         accepted_tokens=stats.num_accepted,
         queue_us=_us(arrival.prepared_ns, scheduled_ns),
         preprocess_us=_us(arrival.arrived_ns, arrival.prepared_ns),
-        prefill_us=_us(stats.first_scheduled_ns, stats.first_token_ns),
+        vision_us=_us(stats.vision_start_ns, stats.vision_end_ns),
+        prefill_us=_us(stats.prefill_start_ns or stats.first_scheduled_ns, stats.first_token_ns),
         decode_us=_us(stats.first_token_ns, stats.last_token_ns),
         total_us=_us(arrival.arrived_ns, now_ns),
     )

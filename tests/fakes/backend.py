@@ -15,6 +15,8 @@ from server.backend import (
     GenerationStats,
     IterationStats,
     Load,
+    Progress,
+    ProgressPhase,
     QueueFullError,
     TokenEvent,
     TokenRecord,
@@ -39,6 +41,19 @@ INFO = EngineInfo(
     max_logit_biases=256,
     has_token_records=True,
     max_top_logprobs=20,
+)
+SEES = replace(
+    INFO,
+    has_vision=True,
+    min_image_pixels=64 * 64,
+    max_image_pixels=512 * 512,
+    image_token_id=260,
+)
+PHASES = (
+    Progress(ProgressPhase.QUEUED),
+    Progress(ProgressPhase.ENCODING, 0.5),
+    Progress(ProgressPhase.PREFILL, 0.0),
+    Progress(ProgressPhase.DECODING),
 )
 
 
@@ -151,6 +166,13 @@ class FakeBackend:
         try:
             self._running.add(number)
             stats = replace(stats, first_scheduled_ns=time.monotonic_ns())
+            for progress in PHASES if request.report_progress else ():
+                mailbox.put(TokenEvent(progress=progress))
+                await asyncio.sleep(0.001)
+                if request.images and progress.phase is ProgressPhase.ENCODING:
+                    begin = stats.first_scheduled_ns
+                    stats = replace(stats, vision_start_ns=begin, vision_end_ns=begin + 1_000_000)
+                    stats = replace(stats, prefill_start_ns=begin + 1_000_000)
             for text in script.deltas[: request.max_tokens]:
                 if script.throw_after == num_tokens:
                     await self.may_throw.wait()

@@ -5,13 +5,16 @@ import os
 import threading
 from dataclasses import dataclass, field
 
-from runtime import FinishReason, IterationStats, Request, TokenRecord
+from runtime import FinishReason, IterationStats, Progress, Request, TokenRecord
 
 
 @dataclass
 class RequestStats:
     arrival_ns: int = 1
     first_scheduled_ns: int = 0
+    vision_start_ns: int = 0
+    vision_end_ns: int = 0
+    prefill_start_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
     num_steps: int = 0
@@ -30,6 +33,7 @@ class Response:
     stop_string: str | None = None
     end_id: int | None = None
     num_completion_tokens: int = 0
+    progress: Progress | None = None
     error: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
 

@@ -10,12 +10,21 @@ CONTROL_TOKENS = {
     "<|image_pad|>": True,  # 260
     "<think>": False,
     "</think>": False,
+    "<|vision_end|>": True,
 }
 
 TEMPLATE = """\
+{%- macro text(content) %}
+{%- if content is string %}{{ content }}{% else %}
+{%- for part in content %}
+{%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{ part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
-{%- set content = message.content | trim %}
+{%- set content = text(message.content) | trim %}
 {%- if message.role == 'assistant' and '</think>' in content %}
 {%- set content = content.split('</think>')[-1] | trim %}
 {%- endif %}

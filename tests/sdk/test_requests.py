@@ -10,6 +10,7 @@ from sdk.scripted_server import Script, finished, started
 import deltaflash
 from deltaflash.v1 import control_pb2, documents_pb2, generation_pb2, inference_pb2
 from deltaflash_client import (
+    SCHEMA_REVISION,
     AsyncClient,
     Capability,
     Chat,
@@ -162,7 +163,7 @@ def test_metadata_goes_with_every_call(script: Script, ask: Ask) -> None:
     (metadata,) = script.metadata
     assert metadata["authorization"] == "Bearer secret"
     assert metadata["tenant"] == "t"
-    assert metadata["deltaflash-schema-revision"] == "1"
+    assert metadata["deltaflash-schema-revision"] == str(SCHEMA_REVISION)
     assert metadata["user-agent"].startswith("deltaflash-client/")
     assert "secret" not in repr(config)
 

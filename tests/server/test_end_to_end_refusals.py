@@ -149,8 +149,8 @@ async def test_every_bad_field_is_named_at_once(engine_dir: Path) -> None:
 
 
 @on_loop
-async def test_what_it_lacks_is_said_and_not_ignored(engine_dir: Path) -> None:
-    async with serving(engine_dir) as server:
+async def test_what_it_lacks_is_said_and_not_ignored(engine_dirs: dict[str, Path]) -> None:
+    async with serving(engine_dirs["tiny_ratio3"]) as server:  # which has no vision
         for prompt, options, feature in LACKING:
             error = await timed_failure(
                 lambda p=prompt, o=options: server.client.generate_text(p, **o)  # type: ignore[misc]
@@ -160,6 +160,9 @@ async def test_what_it_lacks_is_said_and_not_ignored(engine_dir: Path) -> None:
             assert error.metadata == {"feature": feature}
         error = await failure(server.client.parse_page(Image(b"png")).collect())
         assert isinstance(error, UnimplementedError)
+        error = await failure(server.client.parse_document([Image(b"png")]).collect())
+        assert isinstance(error, UnimplementedError)
+        assert error.metadata == {"feature": "DocumentsService.ParseDocument"}
         with pytest.raises(UnimplementedError):
             await server.client.swap_engine("other")
         await server.until_idle()

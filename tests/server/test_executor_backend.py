@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import edit_json, seal
 from fakes.app import on_loop
 from fakes.backend import INFO
-from fakes.runtime import Executor, LoadReport, Response
+from fakes.runtime import Executor, LoadReport, RequestStats, Response
 
 import runtime
 from runtime import CapacityError, CudaError, EngineLost, FinishReason
@@ -23,6 +24,8 @@ from server.backend import (
     EngineLostError,
     EngineRefusedError,
     GenerationRequest,
+    Progress,
+    ProgressPhase,
     QueueFullError,
     RepetitionGuard,
     RequestRefusedError,
@@ -30,6 +33,7 @@ from server.backend import (
 )
 from server.backends.executor import ExecutorBackend, load_engine, open_directory
 from server.config import EngineConfig
+from server.images import PreparedImage
 
 REQUEST = GenerationRequest(request_id="mine", prompt_ids=(1, 2), max_tokens=8)
 
@@ -129,6 +133,53 @@ async def test_request_in_the_executors_words() -> None:
         False,
     )
     assert (first.allotted_time_ms, first.client_id, first.max_tokens) == (100, "mine", 8)
+
+
+@on_loop
+async def test_pictures_and_progress() -> None:
+    bound = Bound()
+    pixels = np.arange(32 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(32, 64, 3)
+    image = PreparedImage(pixels, 100, 50, b"\x07" * 32)
+    asked = replace(REQUEST, images=(image, image), report_progress=True)
+    generation = bound.backend.submit(asked)
+    sent = bound.executor.requests[1]
+    assert sent.return_progress
+    assert [(i.height, i.width) for i in sent.images] == [(32, 64)] * 2
+    bound.executor.step(Response(1, progress=Phase("ENCODING", 0.5)))
+    assert (await generation.next_event()).progress == Progress(ProgressPhase.ENCODING, 0.5)
+    bound.executor.step(Response(1, progress=Phase("PREFILL")))
+    bound.executor.step(Response(1, "a", [1], progress=Phase("DECODING")))
+    await asyncio.sleep(0.01)
+    # The newest progress goes with all that was merged.
+    event = await generation.next_event()
+    assert (event.text, event.progress) == ("a", Progress(ProgressPhase.DECODING))
+    stats = RequestStats(vision_start_ns=3, vision_end_ns=4, prefill_start_ns=5)
+    bound.executor.step(replace(final(1), stats=stats))
+    finished = (await generation.next_event()).finished
+    assert finished is not None
+    times = finished.stats
+    assert (times.vision_start_ns, times.vision_end_ns, times.prefill_start_ns) == (3, 4, 5)
+    assert not bound.executor.requests.get(2)
+
+
+class Phase:
+    """A `runtime.Progress`, which only the executor makes."""
+
+    def __init__(self, name: str, fraction: float | None = None) -> None:
+        self.phase = getattr(runtime.ProgressPhase, name)
+        self.fraction = fraction
+
+
+def test_largest_picture_leaves_room_for_an_answer(engine_dir: Path) -> None:
+    for config, pixels in (
+        (EngineConfig(), 65_536),
+        (EngineConfig(default_max_tokens=3800), 40 * 1024),
+        (EngineConfig(default_max_tokens=4095), 4096),
+        (EngineConfig(max_image_pixels=8192), 8192),
+    ):
+        info = load_engine(engine_dir, replace(config, num_threads=1), 1).backend.info
+        assert (info.has_vision, info.image_token_id, info.image_factor) == (True, 500, 32)
+        assert (info.min_image_pixels, info.max_image_pixels) == (4096, pixels), config
 
 
 @pytest.mark.parametrize(
