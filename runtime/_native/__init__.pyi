@@ -207,6 +207,55 @@ class RepetitionGuard:
     def push(self, token_id: int) -> bool:
         """Adds one token and returns whether the newest ones are a repetition."""
 
+class Image:
+    """A resized picture."""
+
+    def __init__(self, pixels: numpy.typing.NDArray[numpy.uint8], digest: bytes = b'') -> None:
+        """
+        pixels: [height, width, 3], RGB, C-contiguous, copied; height and width are multiples
+        of EngineInfo.image_factor. digest: of the pixels; with one, ExecutorConfig.
+        encoder_cache_bytes may keep what the encoder makes of them.
+        """
+
+    @property
+    def height(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def digest(self) -> bytes: ...
+
+class ProgressPhase(enum.Enum):
+    """Where a request is."""
+
+    QUEUED = 0
+
+    ENCODING = 1
+
+    PREFILL = 2
+
+    DECODING = 3
+
+class Progress:
+    """Where a request is, and how far."""
+
+    @property
+    def phase(self) -> ProgressPhase: ...
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the phase, 0 to 1; None for phases that have no measure."""
+
+def prompt_positions(input_token_ids: Sequence[int], images: Sequence[Image], image_token_id: int, image_factor: int) -> tuple[numpy.typing.NDArray[numpy.int32], int]:
+    """
+    Rotary positions [3, num_tokens] of a prompt, and what is added to the index of a
+    token behind it; for tests.
+
+    Raises:
+        ValueError: the runs of placeholders do not fit the pictures.
+    """
+
 class FinishReason(enum.Enum):
     """Why a request ended."""
 
@@ -321,11 +370,11 @@ class SamplingConfig:
 class OutputConfig:
     """What comes back besides text and token ids."""
 
-    def __init__(self, *, token_records: bool = False, top_logprobs: int | None = None, return_context_logits: bool = False, return_generation_logits: bool = False) -> None:
+    def __init__(self, *, token_records: bool = False, top_logprobs: int | None = None, return_context_logits: bool = False, return_generation_logits: bool = False, return_image_embeddings: bool = False) -> None:
         """
         token_records: responses carry a TokenRecord of every token. top_logprobs: candidates
-        of a record, 0 to MAX_TOP_LOGPROBS; None: no logprob and rank either. The logits come
-        with the final response.
+        of a record, 0 to MAX_TOP_LOGPROBS; None: no logprob and rank either. Logits and what
+        became of pictures come with the final response.
         """
 
     @property
@@ -352,10 +401,16 @@ class OutputConfig:
     @return_generation_logits.setter
     def return_generation_logits(self, arg: bool, /) -> None: ...
 
+    @property
+    def return_image_embeddings(self) -> bool: ...
+
+    @return_image_embeddings.setter
+    def return_image_embeddings(self, arg: bool, /) -> None: ...
+
 class ExecutorConfig:
     """Sizes and limits of an executor."""
 
-    def __init__(self, *, device: str = 'cpu', provider: str = '', max_batch_size: int = 8, max_num_tokens: int = 512, max_prefill_chunk: int = 256, max_queue_size: int = 256, max_queued_tokens: int = 1048576, kv_page_size: int = 32, max_kv_tokens: int = 0, default_max_tokens: int = 1024, max_draft_tokens: int = 0, max_rounds_in_flight: int = 1, num_threads: int = 0, iter_stats_max_iterations: int = 1000, max_scripted_tokens: int = 0, ring_history: int = 0, max_admission_passes: int = 16) -> None:
+    def __init__(self, *, device: str = 'cpu', provider: str = '', max_batch_size: int = 8, max_num_tokens: int = 512, max_prefill_chunk: int = 256, max_queue_size: int = 256, max_queued_tokens: int = 1048576, kv_page_size: int = 32, max_kv_tokens: int = 0, default_max_tokens: int = 1024, max_draft_tokens: int = 0, max_rounds_in_flight: int = 1, num_threads: int = 0, iter_stats_max_iterations: int = 1000, max_scripted_tokens: int = 0, ring_history: int = 0, max_admission_passes: int = 16, max_image_pixels: int = 4194304, encoder_cache_bytes: int = 0, max_vision_tile: int = 384) -> None:
         """
         device: "cpu" or "cuda". provider: of segments, "cublaslt" or "exact" on cuda;
         "" = the device's first. max_batch_size: sequences that run at once. max_num_tokens: token budget of one step.
@@ -366,7 +421,9 @@ class ExecutorConfig:
         steps launched but not read, 1 or 2. num_threads: 0 = all cores. max_scripted_tokens:
         > 0 turns the test hooks of Request on. ring_history: L of the replay ring's flush
         rule, 0 = absorb at start. max_admission_passes: requests that may pass one that does
-        not fit.
+        not fit. max_image_pixels: of one picture, within the engine's limit. encoder_cache_bytes:
+        for encoded pictures that have a digest, 0 = off. max_vision_tile: patches that go
+        through a stage of the encoder together, a multiple of 16.
         """
 
     @property
@@ -471,18 +528,39 @@ class ExecutorConfig:
     @max_admission_passes.setter
     def max_admission_passes(self, arg: int, /) -> None: ...
 
+    @property
+    def max_image_pixels(self) -> int: ...
+
+    @max_image_pixels.setter
+    def max_image_pixels(self, arg: int, /) -> None: ...
+
+    @property
+    def encoder_cache_bytes(self) -> int: ...
+
+    @encoder_cache_bytes.setter
+    def encoder_cache_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def max_vision_tile(self) -> int: ...
+
+    @max_vision_tile.setter
+    def max_vision_tile(self, arg: int, /) -> None: ...
+
 class Request:
     """One call."""
 
-    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_ids: Sequence[int] = [], stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0) -> None:
+    def __init__(self, input_token_ids: Sequence[int], max_tokens: int | None = None, *, sampling: SamplingConfig = ..., output: OutputConfig = ..., end_ids: Sequence[int] | None = None, ignore_end_ids: bool = False, stop_ids: Sequence[int] = [], stop_strings: Sequence[str] = [], include_stop: bool = False, skip_special_tokens: bool = True, allotted_time_ms: int | None = None, client_id: str = '', forced_tokens: Sequence[int] = [], draft_script: Sequence[int] = [], force_tokens: bool = True, fail_after_tokens: int = 0, min_tokens: int = 0, repetition_guard: RepetitionLimits | None = None, images: Sequence[Image] = [], return_progress: bool = False) -> None:
         """
         max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most
-        max_tokens; before, no end id comes and no stop string counts. end_ids: None = the
-        engine's. stop_ids: end the text beside those; the text of one is part of it with
-        include_stop. allotted_time_ms: from enqueue. The others are test hooks: forced_tokens, what
-        the target says in place of its own choice; draft_script, how many drafts of it are
-        right in each round; force_tokens, False if it is only drafted and not said;
-        fail_after_tokens, after how many tokens of this request the loop fails.
+        max_tokens; before, no end id comes and no stop string or repetition counts. end_ids:
+        None = the engine's. stop_ids: end the text beside those; the text of one is part of it
+        with include_stop. repetition_guard: None = off. allotted_time_ms: from enqueue.
+        images: one for each run of placeholders (EngineInfo.image_token_id) among the ids,
+        which is as long as the picture has tokens. return_progress: responses say where the
+        request is before its first token. The others are test hooks: forced_tokens, what the
+        target says in place of its own choice; draft_script, how many drafts of it are right in
+        each round; force_tokens, False if it is only drafted and not said; fail_after_tokens,
+        after how many tokens of this request the loop fails.
         """
 
     @property
@@ -593,6 +671,18 @@ class Request:
     @min_tokens.setter
     def min_tokens(self, arg: int, /) -> None: ...
 
+    @property
+    def images(self) -> list[Image]: ...
+
+    @images.setter
+    def images(self, arg: Sequence[Image], /) -> None: ...
+
+    @property
+    def return_progress(self) -> bool: ...
+
+    @return_progress.setter
+    def return_progress(self, arg: bool, /) -> None: ...
+
 class RequestStats:
     """Steady-clock times (ns) and counts of one request."""
 
@@ -601,6 +691,15 @@ class RequestStats:
 
     @property
     def first_scheduled_ns(self) -> int: ...
+
+    @property
+    def vision_start_ns(self) -> int: ...
+
+    @property
+    def vision_end_ns(self) -> int: ...
+
+    @property
+    def prefill_start_ns(self) -> int: ...
 
     @property
     def first_token_ns(self) -> int: ...
@@ -705,6 +804,14 @@ class Response:
         Moves out fp32 [num_completion_tokens, vocab_size]; None unless asked for, and final.
         """
 
+    @property
+    def progress(self) -> Progress | None: ...
+
+    def take_image_embeddings(self) -> numpy.typing.NDArray[numpy.float32] | None:
+        """
+        Moves out fp32 [tokens of all pictures, hidden_size]; None unless asked for, and final.
+        """
+
 class IterationStats:
     """One iteration of the loop."""
 
@@ -747,6 +854,9 @@ class IterationStats:
     @property
     def slots_used(self) -> int: ...
 
+    @property
+    def vision_ns(self) -> int: ...
+
 class LoadReport:
     """How busy an executor is."""
 
@@ -780,6 +890,15 @@ class LoadReport:
     @property
     def oldest_queued_ns(self) -> int: ...
 
+    @property
+    def encoder_cache_bytes(self) -> int: ...
+
+    @property
+    def encoder_cache_hits(self) -> int: ...
+
+    @property
+    def encoder_cache_misses(self) -> int: ...
+
 class EngineInfo:
     """What an engine says of itself."""
 
@@ -803,6 +922,24 @@ class EngineInfo:
 
     @property
     def num_layers(self) -> int: ...
+
+    @property
+    def has_vision(self) -> bool: ...
+
+    @property
+    def image_token_id(self) -> int: ...
+
+    @property
+    def image_factor(self) -> int: ...
+
+    @property
+    def min_image_pixels(self) -> int: ...
+
+    @property
+    def max_image_pixels(self) -> int: ...
+
+    @property
+    def vision_bytes(self) -> int: ...
 
 class Executor:
     """

@@ -37,6 +37,23 @@ def slot_table_dtype() -> numpy.dtype[numpy.void]:
 def make_slot_table(num_slots: int) -> numpy.typing.NDArray[numpy.void]:
     """A zeroed slot table [num_slots], aligned as the ops need it."""
 
+class Activation(enum.Enum):
+    """What bias_activation applies."""
+
+    NONE = 0
+
+    GELU_TANH = 1
+
+    GELU_ERF = 2
+
+def bias_activation(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], activation: Activation, pool: ThreadPool | None = None) -> None:
+    """
+    activation(`x` [num_rows, dim] + `bias` [dim]) into `out`, which may be x.
+    """
+
+def bias_residual(y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
+    """Adds `y` [num_rows, dim] + `bias` [dim] to `residual` in place."""
+
 def causal_conv(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], ring: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], table: numpy.typing.NDArray[numpy.void], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], pool: ThreadPool | None = None) -> None:
     """
     Convolves each row causally behind what its slot's ring holds, applies SiLU.
@@ -176,6 +193,12 @@ def set_instruction_set(instruction_set: InstructionSet) -> None:
       ValueError: this machine or this build does not have it.
     """
 
+def layer_norm(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], eps: float, pool: ThreadPool | None = None) -> None:
+    """
+    LayerNorm of `x` [num_rows, dim] times `weight` plus `bias` into `out`, which may be
+    x.
+    """
+
 @overload
 def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
     """
@@ -194,6 +217,24 @@ def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='
 @overload
 def linear(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
     """As above, for float32 weights."""
+
+def patchify(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], levels: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], patch_size: int, merge_size: int, num_frames: int, first_row: int = 0, pool: ThreadPool | None = None) -> None:
+    """
+    Cuts a picture into normalised patches in merge-block order.
+
+    Args:
+      pixels: [height, width, 3], RGB.
+      levels: [3, 256]: what a channel's value becomes.
+      out: [num_rows, 3 * num_frames * patch_size * patch_size], channel first; each frame is the same.
+      patch_size: side of a patch in pixels.
+      merge_size: side of a merge block in patches.
+      num_frames: how often a channel's patch is written.
+      first_row: the patch of out's first row.
+      pool: threads to run on; None is the calling thread.
+
+    Raises:
+      ValueError: a shape does not fit.
+    """
 
 def rms_norm(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], eps: float, unit_offset: bool, residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None, pool: ThreadPool | None = None) -> None:
     """
@@ -239,4 +280,55 @@ def scripted_draft(table: numpy.typing.NDArray[numpy.void], forced: Annotated[ND
 def silu_mul(gate_up: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], pool: ThreadPool | None = None) -> None:
     """
     silu(gate) * up of `gate_up` [num_tokens, 2 * dim] into `out` [num_tokens, dim].
+    """
+
+def vision_attention(q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], num_patches: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], scale: float, pool: ThreadPool | None = None) -> None:
+    """
+    Attention of rows `q` [num_rows, num_heads * head_dim] over all patches of their
+    picture, in both directions, into `out`, which may be q. `keys` and `values` are those
+    that vision_rotary wrote.
+    """
+
+def vision_position_embedding(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], grid_height: int, grid_width: int, merge_size: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, first_row: int = 0, pool: ThreadPool | None = None) -> None:
+    """
+    Adds bias and interpolated learned position to patch embeddings, in place.
+
+    Args:
+      x: [num_rows, dim], patches in merge-block order.
+      table: [side * side, dim], the bits of bfloat16 numbers.
+      grid_height: rows of patches in the picture.
+      grid_width: columns of patches in the picture.
+      merge_size: side of a merge block in patches.
+      bias: [dim].
+      first_row: the patch of x's first row.
+      pool: threads to run on; None is the calling thread.
+
+    Raises:
+      ValueError: a shape does not fit.
+    """
+
+def vision_rotary_angles(head_dim: int, theta: float, angles: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+    """
+    Fills `angles` [num_positions, 2, head_dim / 4] with cosines, then sines.
+    """
+
+def vision_rotary(qkv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], angles: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], grid_height: int, grid_width: int, merge_size: int, first_row: int = 0, pool: ThreadPool | None = None) -> None:
+    """
+    Adds the bias, rotates q and k by the patch's place, lays k and v out for attention.
+
+    Args:
+      qkv: [num_rows, 3 * num_heads * head_dim], patches in merge-block order.
+      bias: [3 * num_heads * head_dim].
+      angles: [num_positions, 2, head_dim / 4] of vision_rotary_angles.
+      q: [num_rows, num_heads * head_dim], written.
+      keys: [num_heads, num_tiles, head_dim, 64], written at the rows' patches.
+      values: [num_heads, num_tiles * 64, head_dim rounded up to 16], written likewise.
+      grid_height: rows of patches in the picture.
+      grid_width: columns of patches in the picture.
+      merge_size: side of a merge block in patches.
+      first_row: the patch of the first row of qkv and q.
+      pool: threads to run on; None is the calling thread.
+
+    Raises:
+      ValueError: a shape does not fit.
     """
