@@ -360,7 +360,8 @@ def test_two_thousand_steps_equal_the_recurrence(
                 want, after = recurrent(layer.tokens(qkv[begin:end], ba[begin:end]), states[slot])
                 states[slot] = after[accepted - 1]
                 layer.commit(slot, length, accepted, history_limit)
-                errors[step, 0] = max(errors[step, 0], error(out[begin:end], want))
+                # A token whose output nearly cancels counts as one of a tenth of the usual size.
+                errors[step, 0] = max(errors[step, 0], error(out[begin:end], want, 0.02))
                 if step % 10 == 0:
                     history = int(layer.table[slot]["ring_history"])
                     got = layer.materialize(slot, history)

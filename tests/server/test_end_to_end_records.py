@@ -178,7 +178,7 @@ def test_a_late_readers_records_come_in_bounded_deltas() -> None:
     count = 2 * MAX_DELTA_RECORDS + 1
     records = tuple(backend.TokenRecord(i, b"x") for i in range(count))
     text = "y" * (MAX_DELTA_CHARS + 5)
-    deltas = [event.delta for event in delta_events(backend.TokenEvent(text, (), None, records))]
+    deltas = list(delta_events(backend.TokenEvent(text, (), None, records)))
     assert [(len(d.text), len(d.tokens)) for d in deltas] == [
         (MAX_DELTA_CHARS, 0),
         (5, MAX_DELTA_RECORDS),
