@@ -188,4 +188,4 @@ def test_a_late_readers_records_come_in_bounded_deltas() -> None:
     assert [t.id for d in deltas for t in d.tokens] == list(range(count))
     assert list(delta_events(backend.TokenEvent("", (1,)))) == []
     (only,) = delta_events(backend.TokenEvent("", (1,), None, records[:1]))
-    assert not only.delta.tokens[0].HasField("logprob")
+    assert not only.tokens[0].HasField("logprob")
