@@ -40,8 +40,8 @@ std::string_view name_of(InstructionSet set) {
 }
 
 InstructionSet widest_instruction_set() {
-  static const InstructionSet widest = detect();
-  return widest;
+  static const InstructionSet kWidest = detect();
+  return kWidest;
 }
 
 InstructionSet instruction_set() { return in_use().load(std::memory_order_relaxed); }
@@ -50,7 +50,7 @@ void set_instruction_set(InstructionSet set) {
   if (set > widest_instruction_set()) {
     throw std::invalid_argument("set_instruction_set: expected at most " +
                                 std::string(name_of(widest_instruction_set())) +
-                                ", the widest of this machine, got " + std::string(name_of(set)));
+                                ", the kWidest of this machine, got " + std::string(name_of(set)));
   }
   in_use().store(set, std::memory_order_relaxed);
 }

@@ -44,7 +44,7 @@ using WordLanes4 = std::uint32_t __attribute__((vector_size(16)));
 
 /// The number of lanes of a vector type.
 template <typename L>
-constexpr std::int64_t lanes_of = sizeof(L) / sizeof(float);
+constexpr std::int64_t kLanesOf = sizeof(L) / sizeof(float);
 
 /// The vector of 32-bit words that is as wide as L.
 template <typename L>
@@ -70,7 +70,7 @@ DELTAFLASH_INLINE L load(const float* from) {
 /// The first `count` lanes, less than all, and zeros in the others; reads nothing beyond them.
 template <typename L = Lanes>
 DELTAFLASH_INLINE L load(const float* from, std::int64_t count) {
-  float padded[lanes_of<L>] = {};
+  float padded[kLanesOf<L>] = {};
   std::memcpy(padded, from, static_cast<std::size_t>(count) * sizeof(float));
   return load<L>(padded);
 }
@@ -181,9 +181,9 @@ DELTAFLASH_INLINE Lanes sum_each(const Lanes (&rows)[kLanes]) {
 /// The sum over the lanes, in the order of `sum_each`.
 template <typename L>
 DELTAFLASH_INLINE float sum(L lanes) {
-  float at[lanes_of<L>];
+  float at[kLanesOf<L>];
   store(at, lanes);
-  for (std::int64_t half = lanes_of<L> / 2; half > 0; half /= 2) {
+  for (std::int64_t half = kLanesOf<L> / 2; half > 0; half /= 2) {
     for (std::int64_t i = 0; i < half; ++i) {
       at[i] += at[i + half];
     }
@@ -227,11 +227,11 @@ DELTAFLASH_INLINE L silu(L x) {
 /// order, then sums the lanes: the bits do not depend on kNumX or on the other vectors. `count` is
 /// a multiple of the lanes.
 template <typename L, int kNumX>
-DELTAFLASH_INLINE L dot_block(const float* const (&rows)[lanes_of<L> / kNumX],
+DELTAFLASH_INLINE L dot_block(const float* const (&rows)[kLanesOf<L> / kNumX],
                               const float* const (&xs)[kNumX], std::int64_t count) {
-  constexpr int kNumRows = lanes_of<L> / kNumX;
-  L sums[lanes_of<L>] = {};
-  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+  constexpr int kNumRows = kLanesOf<L> / kNumX;
+  L sums[kLanesOf<L>] = {};
+  for (std::int64_t i = 0; i < count; i += kLanesOf<L>) {
     L x[kNumX];
 #pragma GCC unroll 16
     for (int j = 0; j < kNumX; ++j) {
@@ -255,7 +255,7 @@ template <typename L, int kNumX>
 DELTAFLASH_INLINE void dot_rows(const float* rows, std::int64_t row_stride, std::int64_t num_rows,
                                 const float* x, std::int64_t x_stride, std::int64_t num_x,
                                 std::int64_t count, float* out, std::int64_t out_stride) {
-  constexpr int kNumRows = lanes_of<L> / kNumX;
+  constexpr int kNumRows = kLanesOf<L> / kNumX;
   const float* xs[kNumX];
   for (int j = 0; j < kNumX; ++j) {
     xs[j] = x + (j < num_x ? j : 0) * x_stride;
@@ -266,7 +266,7 @@ DELTAFLASH_INLINE void dot_rows(const float* rows, std::int64_t row_stride, std:
     for (int r = 0; r < kNumRows; ++r) {
       block[r] = rows + (row + (r < left ? r : 0)) * row_stride;
     }
-    float dots[lanes_of<L>];
+    float dots[kLanesOf<L>];
     store(dots, dot_block<L, kNumX>(block, xs, count));
     for (std::int64_t j = 0; j < num_x; ++j) {
       float* to = out + j * out_stride + row;

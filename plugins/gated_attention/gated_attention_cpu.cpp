@@ -13,7 +13,7 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::lanes_of;
+using simd::kLanesOf;
 
 constexpr int kTile = 64;        // keys of a tile; tile n starts at kv index n * kTile
 constexpr int kGroup = 16;       // keys of a tile that are addressed as one base pointer
@@ -21,7 +21,7 @@ constexpr int kMaxQueries = 32;  // queries of a work item, unless one token alo
 // What is left of a head_dim, a multiple of 8, behind whole vectors: nothing unless these are
 // wider.
 template <typename L>
-constexpr std::int64_t kTail = lanes_of<L> > 8 ? 8 : 0;
+constexpr std::int64_t kTail = kLanesOf<L> > 8 ? 8 : 0;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 template <typename L>
@@ -78,7 +78,7 @@ struct Queries {
 template <typename L, int kQueries>
 DELTAFLASH_INLINE void score_keys(const Queries& block, std::int64_t query, const Tile& tile,
                                   int count, std::int64_t head_dim, float scale) {
-  constexpr int kLanes = lanes_of<L>;
+  constexpr int kLanes = kLanesOf<L>;
   constexpr int kKeys = kLanes / kQueries;
   const float* q = block.q + query * block.stride;
   const std::int64_t whole = head_dim / kLanes * kLanes;
@@ -128,16 +128,16 @@ DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, in
       scores[j] = (missing >> j & 1) != 0 ? kMasked : scores[j];
     }
   }
-  constexpr int kVectors = kTile / lanes_of<L>;
+  constexpr int kVectors = kTile / kLanesOf<L>;
   L s[kVectors];
   L top = simd::load<L>(scores);
 #pragma GCC unroll 16
   for (std::int64_t i = 0; i < kVectors; ++i) {
-    s[i] = simd::load<L>(scores + i * lanes_of<L>);
+    s[i] = simd::load<L>(scores + i * kLanesOf<L>);
     top = top > s[i] ? top : s[i];
   }
   float highest = block.max[query];
-  for (int lane = 0; lane < lanes_of<L>; ++lane) {
+  for (int lane = 0; lane < kLanesOf<L>; ++lane) {
     highest = top[lane] > highest ? top[lane] : highest;
   }
   // Nothing to see yet: any finite maximum makes all weights zero.
@@ -147,7 +147,7 @@ DELTAFLASH_INLINE void softmax_tile(const Queries& block, std::int64_t query, in
 #pragma GCC unroll 16
   for (std::int64_t i = 0; i < kVectors; ++i) {
     s[i] = simd::exp(s[i] - shift);
-    simd::store(scores + i * lanes_of<L>, s[i]);
+    simd::store(scores + i * kLanesOf<L>, s[i]);
     sum += s[i];
   }
   block.max[query] = highest;
@@ -167,7 +167,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
 #pragma GCC unroll 4
     for (std::int64_t v = 0; v < kVectors; ++v) {
       sums[a][v] =
-          simd::load<L>(acc + a * block.stride + v * lanes_of<L>) * block.factor[query + a];
+          simd::load<L>(acc + a * block.stride + v * kLanesOf<L>) * block.factor[query + a];
     }
   }
   for (int first = 0; first < count; first += kGroup) {
@@ -176,7 +176,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
     for (int j = first; j < last; ++j, value += head_dim) {
 #pragma GCC unroll 4
       for (std::int64_t v = 0; v < kVectors; ++v) {
-        const L x = simd::load<L>(value + v * lanes_of<L>);
+        const L x = simd::load<L>(value + v * kLanesOf<L>);
 #pragma GCC unroll 4
         for (int a = 0; a < kQueries; ++a) {
           sums[a][v] += weights[a * kTile + j] * x;
@@ -188,7 +188,7 @@ DELTAFLASH_INLINE void add_values(const Queries& block, std::int64_t query, cons
   for (int a = 0; a < kQueries; ++a) {
 #pragma GCC unroll 4
     for (std::int64_t v = 0; v < kVectors; ++v) {
-      simd::store(acc + a * block.stride + v * lanes_of<L>, sums[a][v]);
+      simd::store(acc + a * block.stride + v * kLanesOf<L>, sums[a][v]);
     }
   }
 }
@@ -214,15 +214,15 @@ DELTAFLASH_INLINE void add_tile(const Queries& block, std::int64_t query, const 
                                 int count, std::int64_t head_dim) {
   // Accumulators that fit into 16 registers, or into 32.
   constexpr int kVectors = sizeof(L) == 64 ? 4 : 2;
-  constexpr std::int64_t kSpan = kVectors * lanes_of<L>;
+  constexpr std::int64_t kSpan = kVectors * kLanesOf<L>;
   std::int64_t d = 0;
   for (; d + kSpan <= head_dim; d += kSpan) {
     add_values<L, kQueries, kVectors>(block, query, tile, count, head_dim, d);
   }
-  for (; d + lanes_of<L> <= head_dim; d += lanes_of<L>) {
+  for (; d + kLanesOf<L> <= head_dim; d += kLanesOf<L>) {
     add_values<L, kQueries, 1>(block, query, tile, count, head_dim, d);
   }
-  if (lanes_of<L> > 8 && d < head_dim) {
+  if (kLanesOf<L> > 8 && d < head_dim) {
     add_values_tail<L, kQueries>(block, query, tile, count, head_dim, d);
   }
 }
@@ -269,10 +269,10 @@ DELTAFLASH_INLINE void gate_head_lanes(const float* acc, float sum, const float*
                                        std::int64_t head_dim) {
   const float inv_sum = sum == 0.0f ? 0.0f : 1.0f / sum;
   std::int64_t d = 0;
-  for (; d + lanes_of<L> <= head_dim; d += lanes_of<L>) {
+  for (; d + kLanesOf<L> <= head_dim; d += kLanesOf<L>) {
     simd::store(out + d, simd::load<L>(acc + d) * inv_sum * sigmoid(simd::load<L>(gate + d)));
   }
-  if (lanes_of<L> > 8 && d < head_dim) {
+  if (kLanesOf<L> > 8 && d < head_dim) {
     simd::store(out + d,
                 simd::load<L>(acc + d) * inv_sum * sigmoid(simd::load<L>(gate + d, kTail<L>)),
                 kTail<L>);

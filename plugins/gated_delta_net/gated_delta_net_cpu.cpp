@@ -23,7 +23,7 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::lanes_of;
+using simd::kLanesOf;
 
 constexpr std::int64_t kChunk = 64;
 constexpr float kNormEps = 1e-6f;
@@ -150,12 +150,12 @@ DELTAFLASH_INLINE void normalise_lanes(const float* from, std::int64_t count, fl
                                        float* to) {
   copy_padded(from, count, to);
   L squares = {};
-  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+  for (std::int64_t i = 0; i < count; i += kLanesOf<L>) {
     const L at = simd::load<L>(to + i);
     squares += at * at;
   }
   const float factor = scale / std::sqrt(simd::sum(squares) + kNormEps);
-  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+  for (std::int64_t i = 0; i < count; i += kLanesOf<L>) {
     simd::store(to + i, simd::load<L>(to + i) * factor);
   }
 }
@@ -174,7 +174,7 @@ DELTAFLASH_INLINE void decay_since_lanes(const double* sums, std::int64_t count,
     to[j] = static_cast<float>(last - sums[j]);
   }
   std::fill(to + count, to + simd::round_up(count), 0.0f);
-  for (std::int64_t j = 0; j < count; j += lanes_of<L>) {
+  for (std::int64_t j = 0; j < count; j += kLanesOf<L>) {
     simd::store(to + j, simd::exp(simd::load<L>(to + j)));
   }
 }
@@ -212,7 +212,7 @@ DELTAFLASH_INLINE void accumulate(L (&sums)[kBlocks], const float* coefficients,
   for (std::int64_t m = 0; m < num_rows; ++m) {
     const float coefficient = coefficients[m * coefficient_stride];
     for (int b = 0; b < kBlocks; ++b) {
-      sums[b] += coefficient * simd::load<L>(rows + m * row_stride + b * lanes_of<L>);
+      sums[b] += coefficient * simd::load<L>(rows + m * row_stride + b * kLanesOf<L>);
     }
   }
 }
@@ -224,14 +224,14 @@ DELTAFLASH_INLINE std::int64_t scale_add_blocks(float* base, float factor,
                                                 std::int64_t coefficient_stride, const float* rows,
                                                 std::int64_t row_stride, std::int64_t num_rows,
                                                 std::int64_t at, std::int64_t width) {
-  for (; at + kBlocks * lanes_of<L> <= width; at += kBlocks * lanes_of<L>) {
+  for (; at + kBlocks * kLanesOf<L> <= width; at += kBlocks * kLanesOf<L>) {
     L sums[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
-      sums[b] = simd::load<L>(base + at + b * lanes_of<L>) * factor;
+      sums[b] = simd::load<L>(base + at + b * kLanesOf<L>) * factor;
     }
     accumulate(sums, coefficients, coefficient_stride, rows + at, row_stride, num_rows);
     for (int b = 0; b < kBlocks; ++b) {
-      simd::store(base + at + b * lanes_of<L>, sums[b]);
+      simd::store(base + at + b * kLanesOf<L>, sums[b]);
     }
   }
   return at;
@@ -295,7 +295,7 @@ template <typename L>
 DELTAFLASH_INLINE void scale_rows_lanes(float* rows, std::int64_t num_rows, std::int64_t width,
                                         const float* weight) {
   for (std::int64_t m = 0; m < num_rows; ++m) {
-    for (std::int64_t i = 0; i < width; i += lanes_of<L>) {
+    for (std::int64_t i = 0; i < width; i += kLanesOf<L>) {
       simd::store(rows + m * width + i, simd::load<L>(rows + m * width + i) * weight[m]);
     }
   }
@@ -367,7 +367,7 @@ void load_history(const GatedDeltaNet& args, const Head& head, std::int64_t base
 template <typename L, int kBlocks>
 DELTAFLASH_INLINE std::int64_t solve_blocks(Window& window, std::int64_t padded_value,
                                             std::int64_t at) {
-  for (; at + kBlocks * lanes_of<L> <= padded_value; at += kBlocks * lanes_of<L>) {
+  for (; at + kBlocks * kLanesOf<L> <= padded_value; at += kBlocks * kLanesOf<L>) {
     for (std::int64_t i = 0; i < window.length; ++i) {
       float* d = window.d + i * padded_value + at;
       float* s_k = window.s_kq + i * padded_value + at;
@@ -379,21 +379,21 @@ DELTAFLASH_INLINE std::int64_t solve_blocks(Window& window, std::int64_t padded_
       L out[kBlocks];
       for (int n = 0; n < kBlocks; ++n) {
         delta[n] =
-            (simd::load<L>(d + n * lanes_of<L>) - simd::load<L>(s_k + n * lanes_of<L>) * decay) *
+            (simd::load<L>(d + n * kLanesOf<L>) - simd::load<L>(s_k + n * kLanesOf<L>) * decay) *
             window.beta[i];
-        out[n] = simd::load<L>(s_q + n * lanes_of<L>) * decay;
+        out[n] = simd::load<L>(s_q + n * kLanesOf<L>) * decay;
       }
       for (std::int64_t j = 0; j < i; ++j) {
         const float* earlier = window.d + j * padded_value + at;
         for (int n = 0; n < kBlocks; ++n) {
-          const L d_j = simd::load<L>(earlier + n * lanes_of<L>);
+          const L d_j = simd::load<L>(earlier + n * kLanesOf<L>);
           delta[n] -= a[j] * d_j;
           out[n] += b[j] * d_j;
         }
       }
       for (int n = 0; n < kBlocks; ++n) {
-        simd::store(d + n * lanes_of<L>, delta[n]);
-        simd::store(s_q + n * lanes_of<L>, out[n] + b[i] * delta[n]);
+        simd::store(d + n * kLanesOf<L>, delta[n]);
+        simd::store(s_q + n * kLanesOf<L>, out[n] + b[i] * delta[n]);
       }
     }
   }
@@ -405,10 +405,10 @@ DELTAFLASH_INLINE void solve_lanes(Window& window, std::int64_t padded_key,
                                    std::int64_t padded_value) {
   const std::int64_t length = window.length;
   for (std::int64_t part = 0; part < 2; ++part) {
-    for (std::int64_t i = 0; i < length; i += lanes_of<L>) {
+    for (std::int64_t i = 0; i < length; i += kLanesOf<L>) {
       const std::int64_t x = part * length + i;
-      simd::dot_matrix<L>(window.kq, padded_key, std::min(length, i + lanes_of<L>),
-                          window.kq + x * padded_key, padded_key, std::min(lanes_of<L>, length - i),
+      simd::dot_matrix<L>(window.kq, padded_key, std::min(length, i + kLanesOf<L>),
+                          window.kq + x * padded_key, padded_key, std::min(kLanesOf<L>, length - i),
                           padded_key, window.scores + x * window.score_stride, window.score_stride);
     }
   }

@@ -19,7 +19,7 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::lanes_of;
+using simd::kLanesOf;
 using simd::Words;
 
 constexpr std::int64_t kSum = 32;        // products that are added up before they meet the rest
@@ -38,7 +38,7 @@ constexpr std::int64_t share(std::int64_t count, std::int64_t parts) {
 
 /// The weight rows of a panel.
 template <typename L>
-constexpr std::int64_t kWidth = 2 * lanes_of<L>;
+constexpr std::int64_t kWidth = 2 * kLanesOf<L>;
 
 /// Tokens of a tile: with both vectors of a panel they fill the registers.
 template <typename L>
@@ -53,18 +53,18 @@ struct Matrix {
   std::int64_t depth;
 };
 
-/// lanes_of<L> rows of weights, of which kStep numbers are read.
+/// kLanesOf<L> rows of weights, of which kStep numbers are read.
 template <typename T>
 struct Block {
   const T* rows;
   std::int64_t stride;
 };
 
-/// Rows [row, row + lanes_of<L>) from k on, copied to `copy` with zeros behind the matrix's end.
+/// Rows [row, row + kLanesOf<L>) from k on, copied to `copy` with zeros behind the matrix's end.
 template <typename L, typename T>
 Block<T> copy_block(const Matrix<T>& matrix, std::int64_t row, std::int64_t k, T* copy) {
-  std::memset(copy, 0, lanes_of<L> * kStep * sizeof(T));
-  const std::int64_t num_rows = std::min(lanes_of<L>, matrix.num_rows - row);
+  std::memset(copy, 0, kLanesOf<L> * kStep * sizeof(T));
+  const std::int64_t num_rows = std::min(kLanesOf<L>, matrix.num_rows - row);
   const std::int64_t count = std::min(kStep, matrix.depth - k);
   for (std::int64_t r = 0; r < num_rows; ++r) {
     std::memcpy(copy + r * kStep, matrix.weight + (row + r) * matrix.depth + k,
@@ -74,26 +74,26 @@ Block<T> copy_block(const Matrix<T>& matrix, std::int64_t row, std::int64_t k, T
 }
 
 /// Calls use(k, blocks) for the steps in [begin, end); block v has the rows from
-/// row + v * lanes_of<L> on.
+/// row + v * kLanesOf<L> on.
 template <typename L, int kVectors, typename T, typename Use>
 DELTAFLASH_INLINE void for_each_step(const Matrix<T>& matrix, std::int64_t row, std::int64_t begin,
                                      std::int64_t end, const Use& use) {
   Block<T> blocks[kVectors];
   std::int64_t k = begin;
-  if (row + kVectors * lanes_of<L> <= matrix.num_rows) {
+  if (row + kVectors * kLanesOf<L> <= matrix.num_rows) {
     for (; k + kStep <= end; k += kStep) {
 #pragma GCC unroll 2
       for (std::int64_t v = 0; v < kVectors; ++v) {
-        blocks[v] = {matrix.weight + (row + v * lanes_of<L>)*matrix.depth + k, matrix.depth};
+        blocks[v] = {matrix.weight + (row + v * kLanesOf<L>)*matrix.depth + k, matrix.depth};
       }
       use(k, blocks);
     }
   }
   for (; k < end; k += kStep) {
-    alignas(64) T copies[kVectors][lanes_of<L> * kStep];
+    alignas(64) T copies[kVectors][kLanesOf<L> * kStep];
     for (std::int64_t v = 0; v < kVectors; ++v) {
       blocks[v] =
-          copy_block<L>(matrix, std::min(row + v * lanes_of<L>, matrix.num_rows), k, copies[v]);
+          copy_block<L>(matrix, std::min(row + v * kLanesOf<L>, matrix.num_rows), k, copies[v]);
     }
     use(k, blocks);
   }
@@ -101,7 +101,7 @@ DELTAFLASH_INLINE void for_each_step(const Matrix<T>& matrix, std::int64_t row, 
 
 /// Lanes 4 j to 4 j + 3 are the 16 bytes at from[j] + offset.
 template <typename L, typename T>
-DELTAFLASH_INLINE L load_quads(const T* const (&from)[lanes_of<L> / 4], std::int64_t offset) {
+DELTAFLASH_INLINE L load_quads(const T* const (&from)[kLanesOf<L> / 4], std::int64_t offset) {
   const auto quad = [&](int j) DELTAFLASH_INLINE_LAMBDA {
     return simd::load<simd::Lanes4>(reinterpret_cast<const float*>(from[j] + offset));
   };
@@ -146,9 +146,9 @@ DELTAFLASH_INLINE void for_each_column(const Block<T> (&blocks)[kVectors], const
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const Block<T>& block = blocks[v];
-      const T* every_fourth[lanes_of<L> / 4];
+      const T* every_fourth[kLanesOf<L> / 4];
 #pragma GCC unroll 4
-      for (std::int64_t j = 0; j < lanes_of<L> / 4; ++j) {
+      for (std::int64_t j = 0; j < kLanesOf<L> / 4; ++j) {
         every_fourth[j] = block.rows + 4 * j * block.stride;
         // Hides where the pointer is from: 16 pointers of which each steps along would be spilled.
         asm("" : "+r"(every_fourth[j]));
@@ -193,17 +193,17 @@ DELTAFLASH_INLINE void for_each_column(const Block<T> (&blocks)[kVectors], const
 /// Stores the first `count` of the lanes, or adds them to what is there.
 template <typename L, int kVectors>
 DELTAFLASH_INLINE void put(const L (&sums)[kVectors], float* out, std::int64_t count, bool adds) {
-  if (count >= kVectors * lanes_of<L>) [[likely]] {
+  if (count >= kVectors * kLanesOf<L>) [[likely]] {
 #pragma GCC unroll 2
     for (std::int64_t v = 0; v < kVectors; ++v) {
-      float* to = out + v * lanes_of<L>;
+      float* to = out + v * kLanesOf<L>;
       simd::store(to, adds ? simd::load<L>(to) + sums[v] : sums[v]);
     }
     return;
   }
-  alignas(64) float at[kVectors * lanes_of<L>];
+  alignas(64) float at[kVectors * kLanesOf<L>];
   for (std::int64_t v = 0; v < kVectors; ++v) {
-    simd::store(at + v * lanes_of<L>, sums[v]);
+    simd::store(at + v * kLanesOf<L>, sums[v]);
   }
   for (std::int64_t i = 0; i < count; ++i) {
     out[i] = adds ? out[i] + at[i] : at[i];
@@ -215,13 +215,13 @@ template <typename L>
 DELTAFLASH_INLINE void get(const float* out, std::int64_t count, L (&lanes)[2]) {
   if (count >= kWidth<L>) [[likely]] {
     lanes[0] = simd::load<L>(out);
-    lanes[1] = simd::load<L>(out + lanes_of<L>);
+    lanes[1] = simd::load<L>(out + kLanesOf<L>);
     return;
   }
   alignas(64) float at[kWidth<L>] = {};
   std::memcpy(at, out, static_cast<std::size_t>(count) * sizeof(float));
   lanes[0] = simd::load<L>(at);
-  lanes[1] = simd::load<L>(at + lanes_of<L>);
+  lanes[1] = simd::load<L>(at + kLanesOf<L>);
 }
 
 /// Copies kStep numbers of a token, or `count` and zeros.
@@ -256,7 +256,7 @@ DELTAFLASH_INLINE void few_tokens(const Linear& args, const Matrix<T>& matrix, c
                                   std::int64_t row, std::int64_t end_row) {
   // What fits into 16 registers beside four rows, or into 32.
   constexpr int kVectors = sizeof(L) == 64 || kTokens <= 2 ? 2 : 1;
-  constexpr std::int64_t kRows = kVectors * lanes_of<L>;
+  constexpr std::int64_t kRows = kVectors * kLanesOf<L>;
   for (; row < end_row; row += kRows) {
     for (std::int64_t begin = 0; begin < matrix.depth; begin += kSum) {
       L sums[kTokens][kVectors] = {};
@@ -293,16 +293,16 @@ struct alignas(64) Panels {
 };
 
 Panels& panels_of_thread() {
-  thread_local const std::unique_ptr<Panels> panels(new Panels);
-  return *panels;
+  thread_local const std::unique_ptr<Panels> kPanels(new Panels);
+  return *kPanels;
 }
 
 template <typename L, typename T>
 DELTAFLASH_INLINE void fill_panel(const Matrix<T>& matrix, std::int64_t row, std::int64_t begin,
                                   std::int64_t end, float* panel) {
   for (std::int64_t v = 0; v < 2; ++v) {
-    float* to = panel + v * lanes_of<L>;
-    for_each_step<L, 1>(matrix, std::min(row + v * lanes_of<L>, matrix.num_rows), begin, end,
+    float* to = panel + v * kLanesOf<L>;
+    for_each_step<L, 1>(matrix, std::min(row + v * kLanesOf<L>, matrix.num_rows), begin, end,
                         [&](std::int64_t, const Block<T>(&blocks)[1]) DELTAFLASH_INLINE_LAMBDA {
                           for_each_column<L>(blocks,
                                              [&](std::int64_t i, const L(&columns)[1])
@@ -331,7 +331,7 @@ DELTAFLASH_INLINE void tile(const float* x, const float* panel, std::int64_t dep
 #pragma GCC unroll 4
       for (std::int64_t i = 0; i < kStep; ++i, panel += kWidth<L>) {
         const L low = simd::load<L>(panel);
-        const L high = simd::load<L>(panel + lanes_of<L>);
+        const L high = simd::load<L>(panel + kLanesOf<L>);
 #pragma GCC unroll 16
         for (std::int64_t r = 0; r < kRows; ++r) {
           const float at = x[r * kStep + i];

@@ -13,7 +13,7 @@
 namespace deltaflash::cpu {
 namespace {
 
-using simd::lanes_of;
+using simd::kLanesOf;
 using simd::Words;
 
 constexpr std::int64_t kQueries = VisionAttention::kQueryTile;
@@ -43,10 +43,10 @@ DELTAFLASH_INLINE L exp2(L x) {
 
 template <typename L>
 DELTAFLASH_INLINE float highest_lane(L lanes) {
-  float at[lanes_of<L>];
+  float at[kLanesOf<L>];
   simd::store(at, lanes);
   auto top = simd::load<simd::Lanes4>(at);
-  for (std::int64_t i = 4; i < lanes_of<L>; i += 4) {
+  for (std::int64_t i = 4; i < kLanesOf<L>; i += 4) {
     const auto other = simd::load<simd::Lanes4>(at + i);
     top = other > top ? other : top;
   }
@@ -79,14 +79,14 @@ DELTAFLASH_INLINE void multiply_block(const float* a, const float* b, std::int64
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = kAdd ? simd::load<L>(out + r * kKeys + v * lanes_of<L>) : L{};
+      sums[r][v] = kAdd ? simd::load<L>(out + r * kKeys + v * kLanesOf<L>) : L{};
     }
   }
   for (std::int64_t k = 0; k < count; ++k, b += b_stride) {
     L row[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      row[v] = simd::load<L>(b + v * lanes_of<L>);
+      row[v] = simd::load<L>(b + v * kLanesOf<L>);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -101,7 +101,7 @@ DELTAFLASH_INLINE void multiply_block(const float* a, const float* b, std::int64
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      simd::store(out + r * kKeys + v * lanes_of<L>, sums[r][v]);
+      simd::store(out + r * kKeys + v * kLanesOf<L>, sums[r][v]);
     }
   }
 }
@@ -121,7 +121,7 @@ DELTAFLASH_INLINE void multiply(std::int64_t rows, const float* a, const float* 
                                 std::int64_t b_stride, std::int64_t count, float* out,
                                 std::int64_t width) {
   if constexpr (sizeof(L) < 64) {  // 16 registers
-    constexpr std::int64_t kStep = 2 * lanes_of<L>;
+    constexpr std::int64_t kStep = 2 * kLanesOf<L>;
     for (std::int64_t i = 0; i < width; i += kStep) {
       multiply_columns<L, 6, 2, kAdd>(rows, a, b + i, b_stride, count, out + i);
     }
@@ -150,7 +150,7 @@ DELTAFLASH_INLINE void softmax_row(const Tile& tile, std::int64_t row, std::int6
   float* scores = tile.scores + row * kKeys;
   float* sum = tile.sum + row * simd::kLanes;
   L top = simd::load<L>(scores);
-  for (std::int64_t i = lanes_of<L>; i < count; i += lanes_of<L>) {
+  for (std::int64_t i = kLanesOf<L>; i < count; i += kLanesOf<L>) {
     const L other = simd::load<L>(scores + i);
     top = other > top ? other : top;
   }
@@ -160,13 +160,13 @@ DELTAFLASH_INLINE void softmax_row(const Tile& tile, std::int64_t row, std::int6
   if (highest > tile.max[row]) {
     const L factor = exp2(simd::broadcast<L>(tile.max[row] - highest));
     float* acc = tile.acc + row * kMaxHeadDim;
-    for (std::int64_t d = 0; d < tile.stride; d += lanes_of<L>) {
+    for (std::int64_t d = 0; d < tile.stride; d += kLanesOf<L>) {
       simd::store(acc + d, simd::load<L>(acc + d) * factor);
     }
     total *= factor;
     tile.max[row] = highest;
   }
-  for (std::int64_t i = 0; i < count; i += lanes_of<L>) {
+  for (std::int64_t i = 0; i < count; i += kLanesOf<L>) {
     const L weight = exp2<L>(simd::load<L>(scores + i) - highest);
     simd::store(scores + i, weight);
     total += weight;

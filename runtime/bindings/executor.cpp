@@ -241,12 +241,14 @@ void bind_request(nb::module_& module) {
           "images"_a = std::vector<Image>{}, "return_progress"_a = false,
           "max_tokens: >= 1, None = ExecutorConfig.default_max_tokens. min_tokens: at most\n"
           "max_tokens; before, no end id comes and no stop string or repetition counts. end_ids:\n"
-          "None = the engine's. stop_ids: end the text beside those; the text of one is part of it\n"
+          "None = the engine's. stop_ids: end the text beside those; the text of one is part of "
+          "it\n"
           "with include_stop. repetition_guard: None = off. allotted_time_ms: from enqueue.\n"
           "images: one for each run of placeholders (EngineInfo.image_token_id) among the ids,\n"
           "which is as long as the picture has tokens. return_progress: responses say where the\n"
           "request is before its first token. The others are test hooks: forced_tokens, what the\n"
-          "target says in place of its own choice; draft_script, how many drafts of it are right in\n"
+          "target says in place of its own choice; draft_script, how many drafts of it are right "
+          "in\n"
           "each round; force_tokens, False if it is only drafted and not said; fail_after_tokens,\n"
           "after how many tokens of this request the loop fails.")
       .def_rw("input_token_ids", &Request::input_token_ids)
