@@ -1,6 +1,6 @@
 """The nano model's configuration files, in the form of the family.
 
-    python -m models.nano.config --out DIR
+python -m models.nano.config --out DIR
 """
 
 import argparse

@@ -87,7 +87,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     tokens = sorted(alphabet, key=ord)
     merges: list[tuple[str, str]] = []
     spelled = [[alphabet[byte] for byte in char.encode()] for char in WIDE_CHARACTERS]
-    for lead in sorted({(s[0], s[1]) for s in spelled if len(s) == 3}):  # noqa: PLR2004 bytes
+    for lead in sorted({(s[0], s[1]) for s in spelled if len(s) == 3}):
         tokens.append("".join(lead))
         merges.append(lead)
     for symbols in spelled:

@@ -91,7 +91,7 @@ def flow(
             spaces = int((index[start:end] == 0).sum())
             slack = column.right - left - indent - float(widths[start:end].sum())
             gap = slack / spaces if spaces else 0.0
-            gap = gap if gap < 0.5 * style.pixels else 0.0  # noqa: PLR2004 no rivers
+            gap = gap if gap < 0.5 * style.pixels else 0.0
         at = left + (indent if number == 0 else 0.0)
         sheet.write(index[start:end], style, at, column.baseline(style), column.kind, gap)
         column.y += pitch
@@ -121,13 +121,13 @@ def paragraph(column: Column) -> bool:
 def heading(column: Column) -> bool:
     """A heading of the first or second level: the first is larger."""
     rng = column.rng
-    level = 1 if rng.random() < 0.4 else 2  # noqa: PLR2004
+    level = 1 if rng.random() < 0.4 else 2
     size = nearest_size(column.body.pixels * (1.75 if level == 1 else 1.3))
     style = replace(column.body, face=column.bold, size=size)
     if not column.fits(2, 40, style):
         return False
     text = column.writer.words(rng, column.kind, style.face, int(rng.integers(1, 6)))
-    if rng.random() < 0.25 and level == 2:  # noqa: PLR2004 numbered sections
+    if rng.random() < 0.25 and level == 2:
         text = f"{rng.integers(1, 10)}.{rng.integers(1, 10)} {opening(text)}"
     else:
         text = opening(text)
@@ -183,7 +183,7 @@ def bullets(column: Column) -> bool:
 def numbered(column: Column) -> bool:
     """A numbered list."""
     rng, body = column.rng, column.body
-    first = 1 if rng.random() < 0.8 else int(rng.integers(1, 90))  # noqa: PLR2004
+    first = 1 if rng.random() < 0.8 else int(rng.integers(1, 90))
 
     def mark(number: int, left: float) -> None:
         label = encode(f"{first + number}.")
@@ -197,11 +197,11 @@ def numbered(column: Column) -> bool:
 def _cell(column: Column, face: int) -> str:
     rng = column.rng
     draw = rng.random()
-    if draw < 0.35:  # noqa: PLR2004
+    if draw < 0.35:
         return f"{rng.uniform(0, 10 ** rng.integers(1, 6)):,.{rng.integers(0, 3)}f}"
-    if draw < 0.5:  # noqa: PLR2004
+    if draw < 0.5:
         return f"{rng.integers(1900, 2040)}-{rng.integers(1, 13):02d}-{rng.integers(1, 29):02d}"
-    kind = RANDOM if draw < 0.7 else column.kind  # noqa: PLR2004
+    kind = RANDOM if draw < 0.7 else column.kind
     text = column.writer.words(rng, kind, face, int(rng.integers(1, 3)))
     return text.replace("|", "")[:18].strip() or "-"
 
@@ -218,7 +218,7 @@ def table(column: Column) -> bool:
         max(sheet.measure(row[c], s) for row, s in zip(cells, styles, strict=True))
         for c in range(columns)
     ]
-    while columns > 2 and sum(inner[:columns]) + 2 * pad * columns > column.right - column.left:  # noqa: PLR2004
+    while columns > 2 and sum(inner[:columns]) + 2 * pad * columns > column.right - column.left:
         columns -= 1
     if sum(inner[:columns]) + 2 * pad * columns > column.right - column.left:
         return False
@@ -231,7 +231,7 @@ def table(column: Column) -> bool:
     edges = [column.left]
     for width in inner[:columns]:
         edges.append(edges[-1] + width + 2 * pad + stretch)
-    right_aligned = rng.random(columns) < 0.3  # noqa: PLR2004
+    right_aligned = rng.random(columns) < 0.3
     column.open_block()
     top = column.y
     for number, (row, style) in enumerate(zip(cells, styles, strict=True)):
@@ -248,12 +248,12 @@ def table(column: Column) -> bool:
             sheet.say("|---" * columns + "|\n")
     bottom = top + (rows + 1) * height
     look, ink = rng.random(), rng.uniform(0.3, 1.0)
-    lines = [top, top + height, bottom] if look < 0.6 else []  # noqa: PLR2004
-    if look < 0.35:  # noqa: PLR2004 a full grid
+    lines = [top, top + height, bottom] if look < 0.6 else []
+    if look < 0.35:
         lines = [top + i * height for i in range(rows + 2)]
         sheet.rules += [(x, top, x + 1, bottom + 1, ink) for x in map(round, edges)]
     sheet.rules += [(edges[0], y, edges[-1] + 1, y + 1, ink) for y in lines]
-    if look > 0.3 and rng.random() < 0.5:  # noqa: PLR2004 a shaded head
+    if look > 0.3 and rng.random() < 0.5:
         sheet.shades.append((edges[0], top, edges[-1], top + height, rng.uniform(0.05, 0.25)))
     column.y = bottom
     column.close_block()
@@ -263,7 +263,7 @@ def table(column: Column) -> bool:
 def form(column: Column) -> bool:
     """Keys with values, one pair a line."""
     rng, sheet, body = column.rng, column.sheet, column.body
-    key_style = replace(body, face=column.bold) if rng.random() < 0.5 else body  # noqa: PLR2004
+    key_style = replace(body, face=column.bold) if rng.random() < 0.5 else body
     keys = [
         opening(column.writer.words(rng, column.kind, key_style.face, 2).replace(":", ""))[:24]
         for _ in range(int(rng.integers(3, 9)))
@@ -272,8 +272,8 @@ def form(column: Column) -> bool:
     if not keys:
         return False
     tab = max(sheet.measure(key + ": ", key_style) for key in keys) + body.pixels
-    tabbed = rng.random() < 0.6 and tab < 0.6 * (column.right - column.left)  # noqa: PLR2004
-    ruled = rng.random() < 0.3  # noqa: PLR2004
+    tabbed = rng.random() < 0.6 and tab < 0.6 * (column.right - column.left)
+    ruled = rng.random() < 0.3
     placed = 0
     for key in keys:
         value = _cell(column, body.face)
@@ -322,7 +322,7 @@ def code(column: Column) -> bool:
         ]
         template = _CODE_LINES[int(rng.integers(len(_CODE_LINES)))]
         line = template.format(a=names[0], b=names[1], c=names[2], n=rng.integers(1000))
-        indent = 4 * depth if rng.random() < 0.9 else 0  # noqa: PLR2004
+        indent = 4 * depth if rng.random() < 0.9 else 0
         left = column.left + pad + indent * step
         while line and left + sheet.measure(line, style) > column.right - pad:
             line = line[:-1].rstrip()
@@ -343,7 +343,7 @@ def code(column: Column) -> bool:
     sheet.say("```")
     column.y += pad
     box = (column.left, top, column.right, column.y)
-    if rng.random() < 0.6:  # noqa: PLR2004
+    if rng.random() < 0.6:
         sheet.shades.append((*box, rng.uniform(0.04, 0.2)))
     else:
         x0, y0, x1, y1 = map(round, box)

@@ -11,8 +11,12 @@ from models.nano.data.faces import CHARACTERS, INDEX, SPACE, Metrics
 NATURAL, RANDOM, SALAD = 0, 1, 2
 """Kinds of text, as losses and scores tell them apart."""
 
-_ACCENTED = [i for i, char in enumerate(CHARACTERS) if char.isalpha() and ord(char) > 0x7F]  # noqa: PLR2004
-_PLAIN = [i for i, char in enumerate(CHARACTERS) if char.isalnum() and ord(char) <= 0x7F]  # noqa: PLR2004
+NUM_ASCII = 95
+HELD_OUT_WORDS = 8
+"""Of this many words in a row, the first is held out."""
+
+_ACCENTED = [i for i, char in enumerate(CHARACTERS) if char.isalpha() and ord(char) > 0x7F]
+_PLAIN = [i for i, char in enumerate(CHARACTERS) if char.isalnum() and ord(char) <= 0x7F]
 _LOWER = [i for i, char in enumerate(CHARACTERS) if "a" <= char <= "z"]
 _CODE = [CHARACTERS.index(char) for char in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:-/"]
 
@@ -45,13 +49,11 @@ def load_corpus(cache: Path, *, held_out: bool) -> Corpus:
             side, text = json.loads(line)
             if bool(side) == held_out:
                 known = decode(encode(text))
-                if len(known) > 0.97 * len(text):  # noqa: PLR2004 nothing of weight is missing
+                if len(known) > 0.97 * len(text):
                     paragraphs.append(" ".join(known.split()))
     words = (cache / "words.txt").read_text().split()
-    sorted_words = [decode(encode(w)) for w in words[7::8] if held_out] or [
-        word for i, word in enumerate(words) if i % 8 != 7  # noqa: PLR2004 the other side
-    ]
-    return Corpus(tuple(paragraphs), tuple(word for word in sorted_words if word))
+    side = [w for i, w in enumerate(words) if (i % HELD_OUT_WORDS == 0) == held_out]
+    return Corpus(tuple(paragraphs), tuple(side))
 
 
 class Writer:
@@ -62,7 +64,7 @@ class Writer:
         self._corpus = corpus
         weight = np.full(len(CHARACTERS), 0.6)
         weight[_PLAIN] = 1.6
-        weight[len(CHARACTERS) - len(CHARACTERS[95:]) :] = 0.25
+        weight[NUM_ASCII:] = 0.25
         weight[_ACCENTED] = 0.3
         lower = np.zeros(len(CHARACTERS))
         lower[_LOWER] = 1.0
@@ -94,7 +96,7 @@ class Writer:
             text = self._corpus.paragraphs[rng.integers(len(self._corpus.paragraphs))]
             while len(text) < length:
                 text += " " + self._corpus.paragraphs[rng.integers(len(self._corpus.paragraphs))]
-            if len(text) > length and rng.random() < 0.5:  # noqa: PLR2004 windows, and beginnings
+            if len(text) > length and rng.random() < 0.5:
                 start = text.find(" ", int(rng.integers(len(text) - length + 1))) + 1
                 text = text[start:]
         text = text[:length].rsplit(" ", 1)[0] if len(text) > length else text

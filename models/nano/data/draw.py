@@ -43,29 +43,27 @@ class Appearance:
 
 def draw_appearance(rng: np.random.Generator) -> Appearance:
     """Draws an appearance: a quarter of the pages are clean."""
-    fine = bool(rng.random() < 0.5)  # noqa: PLR2004
-    if rng.random() < 0.25:  # noqa: PLR2004
+    fine = bool(rng.random() < 0.5)
+    if rng.random() < 0.25:
         return Appearance(fine=fine)
     bright, dark = rng.uniform(0.85, 1.0), rng.uniform(0.0, 0.3)
     paper = np.clip(bright - rng.uniform(0, 0.06, 3), 0, 1)
     ink = np.clip(dark + rng.uniform(-0.05, 0.08, 3), 0, 1)
-    turned = rng.random() < 0.5  # noqa: PLR2004
+    turned = rng.random() < 0.5
     return Appearance(
         fine=fine,
         paper=(float(paper[0]), float(paper[1]), float(paper[2])),
         ink=(float(ink[0]), float(ink[1]), float(ink[2])),
         degrees=float(rng.uniform(-1.2, 1.2)) if turned else 0.0,
         skew=float(rng.uniform(-0.01, 0.01)) if turned else 0.0,
-        blur=float(rng.uniform(0.2, 0.6)) if rng.random() < 0.4 else 0.0,  # noqa: PLR2004
+        blur=float(rng.uniform(0.2, 0.6)) if rng.random() < 0.4 else 0.0,
         gradient=float(rng.uniform(0, 0.1)),
         noise=float(rng.uniform(0, 0.03)),
-        jpeg=int(rng.integers(40, 96)) if rng.random() < 0.4 else 0,  # noqa: PLR2004
+        jpeg=int(rng.integers(40, 96)) if rng.random() < 0.4 else 0,
     )
 
 
-def _write(
-    draw: ImageDraw.ImageDraw, run: Run, font: ImageFont.FreeTypeFont, scale: int
-) -> None:
+def _write(draw: ImageDraw.ImageDraw, run: Run, font: ImageFont.FreeTypeFont, scale: int) -> None:
     x, y = run.x * scale, run.y * scale
     if not run.gap:
         draw.text((x, y), run.text, fill=255, font=font, anchor="ls")

@@ -12,8 +12,9 @@ from models.nano.data.fetch import read_sources
 from models.nano.tokenizer import WIDE_CHARACTERS
 
 SPACE = 0
+RARE = "¤¦¨ª¬¯´¸º¹√∞†‡"  # noqa: RUF001 left out: many faces lack them or hide them
 CHARACTERS = " " + "".join(map(chr, range(0x21, 0x7F)))
-CHARACTERS += "".join(char for char in WIDE_CHARACTERS if char not in "¤¦¨ª¬¯´¸º¹√∞†‡")
+CHARACTERS += "".join(char for char in WIDE_CHARACTERS if char not in RARE)
 """What pages are spelled with; the index is the class of a glyph, 0 is a space."""
 INDEX = np.full(0x2300, -1, np.int16)
 INDEX[[ord(char) for char in CHARACTERS]] = np.arange(len(CHARACTERS))
@@ -69,7 +70,7 @@ def list_faces(cache: Path) -> list[Face]:
         for family in source["families"]:
             for weight, file in enumerate(family["faces"]):
                 if file:
-                    bold_less = len(family["faces"]) < 3 and "Italic" in file  # noqa: PLR2004
+                    bold_less = len(family["faces"]) < 3 and "Italic" in file
                     weight = 2 if bold_less else weight  # noqa: PLW2901
                     path = cache / "fonts" / file
                     face = Face(family["name"], family["kind"], weight, family["held_out"], path)
@@ -132,9 +133,7 @@ def face_glyphs(path: Path) -> tuple[np.ndarray, np.ndarray]:
     scale = SUPERSAMPLE
     for row, size in enumerate(SIZES):
         plain, fine = open_font(path, size), open_font(path, size * scale)
-        cell, (x, y) = (
-            (SMALL_CELL, SMALL_ORIGIN) if row < NUM_SMALL else (BIG_CELL, BIG_ORIGIN)
-        )
+        cell, (x, y) = (SMALL_CELL, SMALL_ORIGIN) if row < NUM_SMALL else (BIG_CELL, BIG_ORIGIN)
         for index, char in enumerate(CHARACTERS[1:], 1):
             if row < NUM_SMALL:
                 small[row, 0, index] = _stamp(plain, char, cell, x, y)
@@ -205,5 +204,3 @@ def glyph_index(
 def nearest_size(pixels: float) -> int:
     """Returns the index of the size nearest to so many pixels an em."""
     return min(range(len(SIZES)), key=lambda index: math.fabs(SIZES[index] - pixels))
-
-

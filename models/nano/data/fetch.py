@@ -89,7 +89,7 @@ def _paragraphs(root: Path) -> list[str]:
         parser = _Paragraphs()
         parser.feed(file.read_text(errors="replace"))
         texts |= dict.fromkeys(clean(text) for text in parser.texts)
-    return [text for text in texts if len(text) >= 20]  # noqa: PLR2004 a few words
+    return [text for text in texts if len(text) >= 20]
 
 
 def fetch(cache: Path) -> None:

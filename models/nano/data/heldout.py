@@ -101,7 +101,7 @@ class HeldOut:
             for _ in range(count):
                 shape = str(rng.choice(list(SHAPE_SHARES), p=list(SHAPE_SHARES.values())))
                 layout = str(rng.choice(list(LAYOUTS), p=LAYOUT_SHARES))
-                large = SHAPES[shape].max_text > 800  # noqa: PLR2004
+                large = SHAPES[shape].max_text > 800
                 least = MIN_WORDS if large and layout in DENSE else 40 if large else 6
                 while True:
                     seed = int(rng.integers(2**53))

@@ -84,7 +84,7 @@ class PageMaker:
         """
         self._metrics, self._writer = metrics, writer
         families: dict[str, list[int]] = {}
-        needed = [i for i in encode("".join(map(chr, range(0xC0, 0x100))).replace("\xd7", ""))]
+        needed = encode("".join(map(chr, range(0xC0, 0x100))))
         for index, face in enumerate(faces):
             if not metrics.covered[index, needed].all() or not metrics.covered[index, :95].all():
                 raise ValueError(f"{face.path.name}: expected all letters of Latin-1")
@@ -102,16 +102,16 @@ class PageMaker:
         sheet = Sheet(shape.height, shape.width, shape.max_text - 1, self._metrics)
         for column in self._columns(rng, sheet, shape, layout, kind):
             misses = 0
-            while misses < 3 and sheet.room > 16:  # noqa: PLR2004
+            while misses < 3 and sheet.room > 16:
                 parts = LAYOUTS[layout]
                 part = parts[int(rng.integers(len(parts)))]
-                if rng.random() < 0.2 and layout != "plain":  # noqa: PLR2004
+                if rng.random() < 0.2 and layout != "plain":
                     column.kind = int(rng.choice(3, p=mix.kinds))
                 misses = 0 if part(column) else misses + 1
-                if layout == "plain" and shape.max_text < 100 and sheet.length:  # noqa: PLR2004
+                if layout == "plain" and shape.max_text < 100 and sheet.length:
                     break
         self._number(rng, sheet, column)
-        return sheet.finish(layout, rng)
+        return sheet.finish(layout)
 
     def _columns(
         self, rng: np.random.Generator, sheet: Sheet, shape: Shape, layout: str, kind: int
@@ -136,15 +136,15 @@ class PageMaker:
             rng, sheet, self._writer, kind, left, right, top_y, bottom, body, bold,
             Style(mono[0], code_size, mode), pitch, rng.random() < 0.25, rng.random() < 0.2,
         )  # fmt: skip
-        if rng.random() < 0.3 and layout != "plain":  # noqa: PLR2004 pages that end early
+        if rng.random() < 0.3 and layout != "plain":
             first.bottom = round(first.bottom * rng.uniform(0.3, 1.0))
-        if layout != "columns" or shape.width < 400:  # noqa: PLR2004
+        if layout != "columns" or shape.width < 400:
             return [first]
-        if rng.random() < 0.5:  # noqa: PLR2004
+        if rng.random() < 0.5:
             blocks.heading(first)
         gutter = rng.uniform(1.2, 3.0) * body.pixels
         middle = (left + right) / 2
-        if rng.random() < 0.3:  # noqa: PLR2004 a line between
+        if rng.random() < 0.3:
             sheet.rules.append((round(middle), first.y, round(middle) + 1, bottom, 0.6))
         second = replace(first, left=middle + gutter / 2)
         first.right = middle - gutter / 2
@@ -153,7 +153,7 @@ class PageMaker:
 
     def _number(self, rng: np.random.Generator, sheet: Sheet, column: Column) -> None:
         bottom = sheet.height - 2
-        if rng.random() > 0.25 or sheet.room < 20 or column.y + 3 * column.pitch > bottom:  # noqa: PLR2004
+        if rng.random() > 0.25 or sheet.room < 20 or column.y + 3 * column.pitch > bottom:
             return
         number = int(rng.integers(1, 400))
         forms = (f"{number}", f"– {number} –", f"Page {number}", f"{number} / {number + 7}")  # noqa: RUF001

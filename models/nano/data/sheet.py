@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from models.nano.data.corpus import decode, encode
-from models.nano.data.faces import SIZES, SPACE, Metrics, is_hinted_big, NUM_SMALL
+from models.nano.data.faces import NUM_SMALL, SIZES, SPACE, Metrics, is_hinted_big
 
 CENTRE_RISE = 0.27
 """A glyph's centre lies this share of an em above the baseline."""
@@ -175,7 +175,7 @@ class Sheet:
         self.write(encode(char), style, x, y, 0)
         self._texts[-1] = target
 
-    def finish(self, layout: str, rng: np.random.Generator) -> Page:
+    def finish(self, layout: str) -> Page:
         """Returns the page."""
         text = "".join(self._texts)
         chars = [g[0] for g in self._glyphs]

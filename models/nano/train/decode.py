@@ -116,7 +116,7 @@ def read_pages(
     count, num_image = patches.shape[0], tables.num_image_tokens
     _, image = Forward(torch.float32).vision(weights, patches, tables)
     w = part_of(weights, TEXT_PREFIX)
-    num_tokens = NUM_PROMPT_IDS + num_image + max_new
+    num_tokens = NUM_PROMPT_IDS + num_image + max_new - 1  # the last id is not read again
     layers: list[_LinearState | _FullState] = []
     for index, kind in enumerate(TEXT["layer_types"]):
         layer = part_of(w, f"layers.{index}.")

@@ -61,7 +61,7 @@ def affine_scan(transitions: Tensor, increments: Tensor) -> Tensor:
     Returns:
         [n, batch, k, v], S before step 0, 1, ...
     """
-    states = torch.zeros_like(increments)
+    states = torch.zeros_like(increments, memory_format=torch.contiguous_format)
     for step in range(increments.shape[0] - 1):
         torch.baddbmm(increments[step], transitions[step], states[step], out=states[step + 1])
     return states
@@ -75,7 +75,7 @@ def _(transitions: Tensor, increments: Tensor) -> Tensor:
 @torch.library.custom_op("nano::affine_scan_backward", mutates_args=())
 def affine_scan_backward(transitions: Tensor, grads: Tensor) -> Tensor:
     """Returns the gradient of the state after each step: D = grad + T'^T D'."""
-    after = torch.zeros_like(grads)
+    after = torch.zeros_like(grads, memory_format=torch.contiguous_format)
     for step in range(grads.shape[0] - 2, -1, -1):
         torch.baddbmm(
             grads[step + 1],

@@ -141,7 +141,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def vision_block(x: Tensor, w: Weights, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
     """One block of the vision encoder: [batch, patches, width] to the same."""
-    batch, num_patches, width = x.shape
+    batch, num_patches, _ = x.shape
     heads = VISION["num_heads"]
     hidden = layer_norm(x, w["norm1.weight"], w["norm1.bias"])
     qkv = linear(hidden, w["attn.qkv.weight"], dtype, w["attn.qkv.bias"])
@@ -173,17 +173,20 @@ def linear_layer(x: Tensor, w: Weights, dtype: torch.dtype) -> Tensor:
     qkv = causal_conv(qkv.float(), w["linear_attn.conv1d.weight"])
     q, k, v = qkv.split([heads_k * dk, heads_k * dk, heads_v * dv], -1)
     q, k, v = (
-        t.reshape(batch, num_tokens, -1, d).transpose(1, 2)
-        for t, d in ((q, dk), (k, dk), (v, dv))
+        t.reshape(batch, num_tokens, -1, d).transpose(1, 2) for t, d in ((q, dk), (k, dk), (v, dv))
     )
     q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6) * dk**-0.5
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
     q = q.repeat_interleave(heads_v // heads_k, 1)
     k = k.repeat_interleave(heads_v // heads_k, 1)
-    a = linear(hidden, w["linear_attn.in_proj_a.weight"], dtype).float()
-    b = linear(hidden, w["linear_attn.in_proj_b.weight"], dtype).float()
-    g = -w["linear_attn.A_log"].exp() * F.softplus(a + w["linear_attn.dt_bias"])
-    out = gated_delta(q, k, v, g.transpose(1, 2), b.sigmoid().transpose(1, 2)).transpose(1, 2)
+    a, b = (
+        linear(hidden, w[f"linear_attn.in_proj_{name}.weight"], dtype)
+        .float().transpose(1, 2).contiguous()
+        for name in "ab"
+    )  # fmt: skip
+    rate, shift = w["linear_attn.A_log"].exp(), w["linear_attn.dt_bias"]
+    g = -rate[:, None] * F.softplus(a + shift[:, None])
+    out = gated_delta(q, k, v, g, b.sigmoid()).transpose(1, 2)
     z = linear(hidden, w["linear_attn.in_proj_z.weight"], dtype).float().reshape(out.shape)
     out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + EPS)
     out = out * w["linear_attn.norm.weight"] * F.silu(z)
@@ -245,7 +248,7 @@ def merger(x: Tensor, w: Weights, dtype: torch.dtype) -> Tensor:
     return linear(x, w["linear_fc2.weight"], dtype, w["linear_fc2.bias"])
 
 
-def compiled_if(compiled: bool, function: Callable[..., Any], *, dynamic: bool) -> Any:
+def compiled_if(compiled: bool, function: Callable[..., Any], *, dynamic: bool) -> Any:  # noqa: ANN401 as typed as the function
     """Returns the function, compiled or not: one graph a set of shapes, or one for all."""
     return torch.compile(function, dynamic=dynamic, fullgraph=True) if compiled else function
 
@@ -255,7 +258,6 @@ class Forward:
 
     def __init__(self, dtype: torch.dtype, *, compiled: bool = False) -> None:
         """Takes the dtype of matrix products, and whether functions are compiled."""
-
         self.dtype = dtype
         self._vision_block = compiled_if(compiled, vision_block, dynamic=True)
         self._merger = compiled_if(compiled, merger, dynamic=True)

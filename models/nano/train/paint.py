@@ -107,6 +107,10 @@ class Painter:
     def _uniform(self, rng: torch.Generator, count: int, low: float, high: float) -> Tensor:
         return torch.rand(count, 1, 1, generator=rng, device=self.device) * (high - low) + low
 
+    def _colour(self, rng: torch.Generator, count: int, low: float, high: float) -> Tensor:
+        drawn = torch.rand(count, 3, 1, 1, generator=rng, device=self.device)
+        return drawn * (high - low) + low
+
     def _turn(self, tone: Tensor, centre: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         count, height, width = tone.shape
         turned = (self._uniform(rng, count, 0, 1) < 0.5).float()
@@ -133,11 +137,10 @@ class Painter:
         quality = self._uniform(rng, count, 35, 95)
         tone = torch.where(self._uniform(rng, count, 0, 1) < 0.4, self._jpeg(tone, quality), tone)
         clean = self._uniform(rng, count, 0, 1) < 0.2
-        colour = lambda low, high: torch.rand(  # noqa: E731
-            count, 3, 1, 1, generator=rng, device=self.device
-        ) * (high - low) + low
-        paper = self._uniform(rng, count, 0.85, 1.0)[..., None] - colour(0.0, 0.06)
-        ink = self._uniform(rng, count, 0.0, 0.3)[..., None] + colour(-0.05, 0.08)
+        paper = self._uniform(rng, count, 0.85, 1.0)[..., None] - self._colour(
+            rng, count, 0.0, 0.06
+        )
+        ink = self._uniform(rng, count, 0.0, 0.3)[..., None] + self._colour(rng, count, -0.05, 0.08)
         paper = torch.where(clean[..., None], torch.ones_like(paper), paper)
         ink = torch.where(clean[..., None], torch.zeros_like(ink), ink)
         rgb = paper + (ink - paper) * tone[:, None]

@@ -1,6 +1,6 @@
-"""Makes the checkout's `models` importable: it is not part of the installed package."""
+"""Makes the checkout's `models`, which is not installed, and `nano_toy` importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path += [str(Path(__file__).parents[3]), str(Path(__file__).parent)]

@@ -10,11 +10,11 @@ transformers = pytest.importorskip("transformers")
 from models.nano.config import CONFIG  # noqa: E402
 from models.nano.tokenizer import FIRST_IMAGE_INDEX, IDS  # noqa: E402
 from models.nano.train.delta import affine_scan, gated_delta, unit_lower_inverse  # noqa: E402
-from models.nano.train.forward import Forward, make_tables, page_ids, padded_length  # noqa: E402
+from models.nano.train.forward import Forward, make_tables, padded_length, page_ids  # noqa: E402
 from models.nano.train.weights import initial_weights  # noqa: E402
 
 
-def reference(weights: dict[str, Any]) -> Any:
+def reference(weights: dict[str, Any]) -> Any:  # noqa: ANN401 a class of transformers
     config = transformers.Qwen3_5Config(**CONFIG)
     model = transformers.Qwen3_5ForConditionalGeneration(config).float().eval()
     missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -29,14 +29,12 @@ def weights() -> dict[str, Any]:
     weights = initial_weights(seed=3)
     generator = torch.Generator().manual_seed(4)
     for value in weights.values():  # biases and norms away from their neutral values
-        value += 0.02 * torch.randn(value.shape, generator=generator)
+        value.add_(torch.randn(value.shape, generator=generator), alpha=0.02)
     return weights
 
 
 @pytest.mark.parametrize(("height", "width"), [(96, 256), (160, 96)])
-def test_logits_are_those_of_transformers(
-    weights: dict[str, Any], height: int, width: int
-) -> None:
+def test_logits_are_those_of_transformers(weights: dict[str, Any], height: int, width: int) -> None:
     num_patches = height * width // 256
     num_image = num_patches // 4
     length = padded_length(num_image, 70)
