@@ -180,6 +180,19 @@ def restore_metrics(path: Path) -> Metrics:
         return Metrics(data["advance"], data["covered"], data["ambiguous"])
 
 
+def cached_metrics(cache: Path, workers: int) -> Path:
+    """Returns the file with the metrics of all faces, which it makes if need be.
+
+    It travels with the fonts: another FreeType may measure otherwise, and pages with it.
+    """
+    path = cache / "metrics.npz"
+    faces = list_faces(cache)
+    shape = (len(faces), len(CHARACTERS))
+    if not path.exists() or restore_metrics(path).covered.shape != shape:
+        save_metrics(load_metrics(faces, workers), path)
+    return path
+
+
 def glyph_index(
     face: np.ndarray, size: np.ndarray, variant: np.ndarray, char: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from models.nano.data.batches import load_maker
 from models.nano.data.draw import draw_appearance, draw_page
-from models.nano.data.faces import Face, Metrics, list_faces, load_metrics
+from models.nano.data.faces import Face, Metrics, cached_metrics, list_faces, restore_metrics
 from models.nano.data.fetch import CACHE
 from models.nano.data.pages import LAYOUTS, SHAPES, Mix, Page, PageMaker
 
@@ -84,15 +84,8 @@ class HeldOut:
         return draw_page(page, self.faces, look, seed)
 
     def entry_page(self, entry: Entry) -> Page:
-        """Returns the page of a line, whose text must be what it was.
-
-        Raises:
-            ValueError: The generator gives another text now.
-        """
-        page = self.page(entry.shape, entry.layout, entry.kind, entry.fonts, entry.seed)
-        if digest(page.text) != entry.sha256:
-            raise ValueError(f"held-out page {entry.seed}: its text is not that of {LIST.name}")
-        return page
+        """Returns the page of a line."""
+        return self.page(entry.shape, entry.layout, entry.kind, entry.fonts, entry.seed)
 
     def choose(self) -> Iterator[Entry]:
         """Draws a list."""
@@ -124,13 +117,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="choose a new list")
     parser.add_argument("--check", action="store_true", help="make every page of the list")
     args = parser.parse_args()
-    held_out = HeldOut(args.cache, load_metrics(list_faces(args.cache), workers=2))
+    held_out = HeldOut(args.cache, restore_metrics(cached_metrics(args.cache, workers=2)))
     if args.write:
         lines = [json.dumps(asdict(entry)) for entry in held_out.choose()]
         LIST.write_text("\n".join(lines) + "\n")
     if args.check:
-        for entry in read_list():
-            held_out.entry_page(entry)
+        changed = [e for e in read_list() if digest(held_out.entry_page(e).text) != e.sha256]
+        if changed:
+            raise SystemExit(f"{len(changed)} pages have another text now; first: {changed[0]}")
 
 
 if __name__ == "__main__":

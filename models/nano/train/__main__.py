@@ -9,9 +9,7 @@ heads) and, after it, `eval.json` with the scores.
 import argparse
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:  # noqa: PLR0915 the order of a run
+def main() -> None:
     """The command."""
     args = parse()
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -65,10 +63,8 @@ def main() -> None:  # noqa: PLR0915 the order of a run
     if device.type == "cpu":
         torch.set_num_threads(os.cpu_count() or 1)
     cache = args.cache or CACHE
-    scratch = Path(tempfile.mkdtemp(prefix="nano-"))
-    metrics_path = scratch / "metrics.npz"
     faces_list = faces.list_faces(cache)
-    faces.save_metrics(faces.load_metrics(faces_list, args.workers), metrics_path)
+    metrics_path = faces.cached_metrics(cache, args.workers)
     loader = Loader(cache, metrics_path, args.workers, ahead=3 * args.workers)
     small, big = faces.load_glyphs(faces_list, min(args.workers, 8))
     painter = Painter(small, big, device)
@@ -103,7 +99,6 @@ def main() -> None:  # noqa: PLR0915 the order of a run
         )  # fmt: skip
         print_scores(content)
         run.log({"seconds": content["seconds"], "all": json.dumps(content["scores"]["all"])})
-    shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

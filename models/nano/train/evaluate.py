@@ -22,9 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from models.nano.config import PATCH
-from models.nano.data.faces import Metrics, list_faces, load_metrics, restore_metrics
+from models.nano.data.faces import cached_metrics, restore_metrics
 from models.nano.data.fetch import CACHE
-from models.nano.data.heldout import Entry, HeldOut, read_list
+from models.nano.data.heldout import Entry, HeldOut, digest, read_list
 from models.nano.data.pages import SHAPES
 from models.nano.tokenizer import make_tokenizer
 from models.nano.train.decode import read_pages
@@ -152,6 +152,7 @@ def report(readings: list[Reading]) -> dict[str, Any]:
     worst = sorted(readings, key=lambda r: -r.errors / max(len(r.want), 1))[:NUM_WORST]
     return {
         "scores": {name: summary(group) for name, group in sorted(groups.items())},
+        "texts_changed": sum(digest(r.want) != r.entry.sha256 for r in readings),
         "worst": [asdict(r) for r in worst],
     }
 
@@ -221,19 +222,12 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--metrics", type=Path, help="npz of another run; measured if not given")
     parser.add_argument("--pages", type=int, default=0, help="how many; 0 for all")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9)
     args = parser.parse_args()
-    path = args.metrics
-    if path is None:
-        from models.nano.data.faces import save_metrics
-
-        path = args.out.with_suffix(".metrics.npz")
-        metrics: Metrics = load_metrics(list_faces(args.cache), args.workers)
-        save_metrics(metrics, path)
+    path = cached_metrics(args.cache, args.workers)
     content = evaluate(
         args.checkpoint, args.out, args.cache, path, workers=args.workers, pages=args.pages,
         batch=args.batch, seconds=args.seconds,
