@@ -1,6 +1,7 @@
 """Font faces: which characters they have, how wide these are, and what they look like."""
 
 import math
+import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,16 +155,20 @@ def is_hinted_big(size_index: int) -> bool:
     return size_index % 2 == 0
 
 
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+
 def load_metrics(faces: list[Face], workers: int) -> Metrics:
     """Measures all faces."""
-    with ProcessPoolExecutor(workers) as pool:
+    with _pool(workers) as pool:
         parts = list(pool.map(face_metrics, [face.path for face in faces]))
     return Metrics(*(np.stack(column) for column in zip(*parts, strict=True)))
 
 
 def load_glyphs(faces: list[Face], workers: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws all faces: [faces, ...] of both results of `face_glyphs`."""
-    with ProcessPoolExecutor(workers) as pool:
+    with _pool(workers) as pool:
         parts = pool.map(face_glyphs, [face.path for face in faces])
         small, big = zip(*parts, strict=True)
     return np.stack(small), np.stack(big)

@@ -8,6 +8,7 @@ density. One batch holds pages of one shape.
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections import defaultdict
@@ -73,7 +74,8 @@ def draw_entries(
     entries: list[Entry], cache: Path, metrics_path: Path, workers: int
 ) -> list[tuple[str, np.ndarray]]:
     """Returns Markdown and picture of each page."""
-    with ProcessPoolExecutor(workers, initializer=_open, initargs=(cache, metrics_path)) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _open, (cache, metrics_path)) as pool:
         return list(pool.map(_draw, entries, chunksize=8))
 
 

@@ -86,21 +86,20 @@ class Painter:
 
     def _glyphs(self, batch: Batch, put) -> Tensor:  # noqa: ANN001 a local function
         count, (height, width) = len(batch.texts), (batch.shape.height, batch.shape.width)
-        glyph, is_big, corner = put(batch.glyph), put(batch.is_big), put(batch.corner).long()
         page = torch.zeros(count * height * width, dtype=torch.int32, device=self.device)
         for big, atlas, cell, origin in (
             (False, self._small, SMALL_CELL, SMALL_ORIGIN),
             (True, self._big, BIG_CELL, BIG_ORIGIN),
         ):
-            rows, places = ((glyph >= 0) & (is_big == big)).nonzero(as_tuple=True)
-            at = corner[rows, places]
+            where = np.nonzero((batch.glyph >= 0) & (batch.is_big == big))  # here: no device waits
+            rows, at = put(where[0]), put(batch.corner[where]).long()
             offset = torch.arange(cell, device=self.device)
             xs = at[:, 0, None] - origin[0] + offset
             ys = at[:, 1, None] - origin[1] + offset
             inside = ((ys >= 0) & (ys < height))[:, :, None] & ((xs >= 0) & (xs < width))[:, None]
             flat = (rows[:, None] * height + ys.clamp(0, height - 1))[:, :, None] * width
             flat = flat + xs.clamp(0, width - 1)[:, None]
-            ink = atlas[glyph[rows, places].long()].view(-1, cell, cell).int() * inside
+            ink = atlas[put(batch.glyph[where]).long()].view(-1, cell, cell).int() * inside
             page.scatter_add_(0, flat.flatten(), ink.flatten())
         return page.view(count, height, width).clamp(max=255).float() / 255
 
