@@ -1,0 +1,1 @@
+"""Page images with known Markdown text."""

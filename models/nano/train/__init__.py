@@ -1,0 +1,1 @@
+"""Training and scoring of the nano model; needs torch (extra `train`)."""
