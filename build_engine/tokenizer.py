@@ -5,6 +5,9 @@ Which ids end a generation (`end_ids`): the union, in this order and without rep
   2. the id of the tokenizer's `eos_token`, which for chat models is `<|im_end|>`,
   3. `eos_token_id` of `config.json`, text part first.
 For the published Qwen3.5 models that is [248046, 248044]: `<|im_end|>`, then `<|endoftext|>`.
+
+`page_instruction` of `generation_config.json`, a key of ours, is what the model is told to do with
+a page; "" for one that was trained on pictures alone.
 """
 
 import json
@@ -189,7 +192,22 @@ def _generation(
         "end_ids": end_ids,
         "pad_id": pad_id if type(pad_id) is int and 0 <= pad_id < config.vocab_size else None,
         "sampling": _sampling(path, generation_config),
+        "page_instruction": _page_instruction(path, generation_config),
     }
+
+
+def _page_instruction(path: Path, generation_config: Mapping[str, Any]) -> str | None:
+    value = generation_config.get("page_instruction")
+    if value is None or isinstance(value, str):
+        return value
+    raise CheckpointError(
+        refusal(
+            path / "generation_config.json",
+            f"page_instruction = {json.dumps(value)}",
+            "a string",
+            "correct page_instruction",
+        )
+    )
 
 
 def _token_id(path: Path, tokenizer_json: Mapping[str, Any], token: object) -> int:

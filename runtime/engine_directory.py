@@ -94,11 +94,20 @@ class SamplingDefaults(_Schema):
 
 
 class Generation(_Schema):
-    """All of `generation.json`."""
+    """All of `generation.json`.
+
+    Attributes:
+        end_ids: Tokens that end an answer.
+        pad_id: The padding token, if there is one.
+        sampling: Defaults of the checkpoint.
+        page_instruction: What the model is told to do with a page; "" for the picture alone, None
+            for the server's own words.
+    """
 
     end_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=8)]
     pad_id: Annotated[int, Field(ge=0)] | None
     sampling: SamplingDefaults
+    page_instruction: str | None = None
 
 
 @dataclass(frozen=True)

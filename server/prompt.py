@@ -47,7 +47,7 @@ class PromptEncoder:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         num_threads: int,
-        page_instruction: str = PAGE_INSTRUCTION,
+        page_instruction: str | None = None,
     ) -> None:
         """Takes the parts.
 
@@ -55,11 +55,12 @@ class PromptEncoder:
             tokenizer: The engine's tokenizer; None serves only token ids.
             template: The engine's chat template; None serves no chat.
             num_threads: Threads for long prompts.
-            page_instruction: What the model is told to do with a page.
+            page_instruction: What the model is told to do with a page; "" for the picture alone,
+                None for PAGE_INSTRUCTION.
         """
         self.tokenizer = tokenizer
         self.template = template
-        self.page_instruction = page_instruction
+        self.page_instruction = PAGE_INSTRUCTION if page_instruction is None else page_instruction
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
     async def encode(
@@ -97,7 +98,7 @@ class PromptEncoder:
 
     async def encode_page(self, instruction: str, info: EngineInfo) -> tuple[int, ...]:
         """Returns the prompt for a page, its picture as one placeholder; raises as `encode`."""
-        turn = Turn("user", (None, instruction))
+        turn = Turn("user", (None, instruction) if instruction else (None,))
         return await self._encode_chat(_ChatPrompt([turn], "options.instruction"), info)
 
     def close(self) -> None:

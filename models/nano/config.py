@@ -82,6 +82,7 @@ CONFIG: dict[str, Any] = {
 
 GENERATION_CONFIG = {
     "do_sample": False,
+    "page_instruction": "",  # read by build_engine: no words beside the picture were trained
     "eos_token_id": [IDS["<|im_end|>"], IDS["<|endoftext|>"]],
     "pad_token_id": IDS["<|endoftext|>"],
 }

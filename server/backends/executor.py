@@ -372,7 +372,8 @@ def load_engine(engine_dir: Path, config: EngineConfig, tokenizer_threads: int) 
         raise EngineRefusedError(f"{engine_dir}: the engine was replaced while it was loaded")
     info = describe_engine(directory, executor, config)
     backend = ExecutorBackend(executor, info, config.stall_s)
-    return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads))
+    instruction = directory.generation.page_instruction
+    return Engine(backend, PromptEncoder(tokenizer, template, tokenizer_threads, instruction))
 
 
 def open_directory(

@@ -493,6 +493,11 @@ class TestTextFiles:
         edit_json(tiny / "tokenizer_config.json", set_eos({"content": "<|pad|>"}))
         assert self.generation(tiny)["end_ids"] == [505, 504]
 
+    def test_page_instruction(self, tiny: Path) -> None:
+        assert self.generation(tiny)["page_instruction"] is None
+        edit_json(tiny / "generation_config.json", lambda g: g.update(page_instruction=""))
+        assert self.generation(tiny)["page_instruction"] == ""
+
     def test_sampling_defaults(self, tiny: Path) -> None:
         greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         assert self.generation(tiny)["sampling"] == greedy
@@ -517,6 +522,11 @@ class TestTextFiles:
                 "generation_config.json",
                 lambda g: g.update(do_sample=True, top_p=1.5),
                 "top_p = 1.5",
+            ),
+            (
+                "generation_config.json",
+                lambda g: g.update(page_instruction=["Read it."]),
+                'page_instruction = ["Read it."]',
             ),
             ("tokenizer_config.json", set_eos("<none>"), '"<none>"'),
             ("tokenizer.json", lambda t: t["model"].update(type="Other"), "does not load"),

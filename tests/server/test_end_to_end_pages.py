@@ -2,21 +2,26 @@
 
 import asyncio
 import io
+import json
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DATA
 from fakes.app import on_loop
 from fakes.files import encoded, pdf, png
 from PIL import Image as Pillow
 from real_server import RealServer, encode, serving, tokens
 from server_process import started
 
+from build_engine.pack import PackOptions, pack
 from deltaflash_client import (
     AsyncClient,
     Capability,
@@ -127,6 +132,25 @@ ORDER = [
     ProgressPhase.PREFILL,
     ProgressPhase.DECODING,
 ]
+
+
+@on_loop
+@pytest.mark.parametrize("words", ["", "Read it."])
+async def test_instruction_of_the_engine_directory(tmp_path: Path, words: str) -> None:
+    checkpoint, engine = tmp_path / "checkpoint", tmp_path / "engine"
+    shutil.copytree(DATA / "tiny_qwen3_5", checkpoint)
+    config = checkpoint / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "page_instruction": words}))
+    pack(checkpoint, engine, PackOptions(created="2026-01-01T00:00:00Z"))
+    async with serving(engine) as server:
+        page = await server.client.parse_page(Image(noisy(64, 64, 1)), OPTIONS).collect()
+        prompt = page_prompt([page.usage.image_tokens], words)
+        assert page.usage.prompt_tokens == len(prompt)
+        own = replace(OPTIONS, instruction="Read it twice.")
+        other = await server.client.parse_page(Image(noisy(64, 64, 1)), own).collect()
+        assert other.usage.prompt_tokens == len(
+            page_prompt([other.usage.image_tokens], "Read it twice.")
+        )
 
 
 @on_loop
