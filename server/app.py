@@ -89,10 +89,15 @@ class Application:
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.serving = asyncio.Event()
+        self.interrupted = False  # by SIGINT
         self.port = 0
         self.context = ServiceContext(
             config, Lifecycle([INFERENCE, CONTROL, DOCUMENTS], config.retry_delay_ms)
         )
+
+    async def stopping(self) -> None:
+        """Waits until a signal or `request_stop` asks for the end."""
+        await self._stop.wait()
 
     def request_stop(self) -> None:
         """Asks for drain and exit, as SIGTERM does."""
@@ -280,6 +285,7 @@ class Application:
             logging.shutdown()
             os._exit(128 + number)
         log.info("signal", extra={"signal": name})
+        self.interrupted = number == signal.SIGINT
         self._stop.set()
 
     def _on_lost(self, cause: str) -> None:

@@ -25,10 +25,14 @@ def ask_locally(ask: Ask, load: Callable[[], Engine], config: ServerConfig) -> E
         ask: What the command does.
         load: Loads the engine.
         config: The server's; its address is chosen here.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came; the server has ended.
     """
     configure_logging("ERROR")
+    app = Application(config, load)
     try:
-        return run_loop(partial(_serve_and_ask, ask, load, config))
+        code = run_loop(partial(_serve_and_ask, ask, app))
     except EngineRefusedError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         return ExitCode.ENGINE_REFUSED
@@ -38,17 +42,29 @@ def ask_locally(ask: Ask, load: Callable[[], Engine], config: ServerConfig) -> E
     except DecoderLostError as error:
         sys.stderr.write(f"deltaflash: {error}\n")
         return ExitCode.FAILED
+    if app.interrupted:
+        raise KeyboardInterrupt
+    return code
 
 
-async def _serve_and_ask(ask: Ask, load: Callable[[], Engine], config: ServerConfig) -> ExitCode:
-    app = Application(config, load)
+async def _serve_and_ask(ask: Ask, app: Application) -> ExitCode:
     server = asyncio.ensure_future(app.run())
     ready = asyncio.ensure_future(app.serving.wait())
     await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
     if server.done():
         ready.cancel()
         return server.result()
-    code = await ask(app.address)
+    asking = asyncio.ensure_future(ask(app.address))
+    stopping = asyncio.ensure_future(app.stopping())
+    # A signal ends the asking first: what the server says to its last caller would be about itself.
+    await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    asking.cancel()
+    (answer,) = await asyncio.gather(asking, return_exceptions=True)
     app.request_stop()
     server_code = await server
-    return server_code if server_code is not ExitCode.OK else code
+    if isinstance(answer, asyncio.CancelledError):
+        return ExitCode.FAILED
+    if isinstance(answer, BaseException):
+        raise answer
+    return server_code if server_code is not ExitCode.OK else answer

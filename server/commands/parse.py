@@ -64,7 +64,9 @@ class ParseCommand:
     show_stats: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses files whose pages would be written to the same file."""
+        """Refuses stdin twice, and files whose pages would be written to the same file."""
+        if self.files.count(Path("-")) > 1:
+            raise ValueError("FILE: stdin can be read once, got - more than once")
         if self.output_dir is None:
             return
         stems = Counter(path.stem for path in self.files)
@@ -243,13 +245,15 @@ class Run:
     async def _file(self, number: int, path: Path) -> None:
         try:
             async with self._turn:
-                data = await asyncio.to_thread(read_file, path)
+                try:
+                    data = await asyncio.to_thread(read_file, path)
+                except OSError as error:
+                    self._fail(f"{path}: {error.strerror or error}")
+                    return
                 if b"%PDF" in data[:PDF_SIGNATURE_BYTES]:
                     await self._pdf(number, path, data)
                 else:
                     await self._picture(number, path, data)
-        except OSError as error:
-            self._fail(f"{path}: {error.strerror or error}")
         except DeltaFlashError as error:
             self.errors.append(error)
             self._fail(f"{path}: {error}")
@@ -297,8 +301,8 @@ class Run:
                 self._output.end(page, whole=False)
                 self._fail(f"{page.name}: {error}")
             case Finished():
-                self.num_read += 1
                 self._output.end(page, whole=True)
+                self.num_read += 1
                 if event.finish_reason in {FinishReason.LENGTH, FinishReason.REPETITION}:
                     tokens = event.usage.completion_tokens
                     self._output.say(
@@ -331,9 +335,12 @@ async def parse(command: ParseCommand, target: str) -> ExitCode:
         async with AsyncClient(target, config) as client:
             run = Run(command, client, output)
             await run.all()
+    except BrokenPipeError:
+        raise
     except OSError as error:
         # Of the output: those of the input are told file by file.
-        output.say(f"{error.filename or command.output_dir}: {error.strerror or error}")
+        where = error.filename2 or error.filename or command.output_dir or "stdout"
+        output.say(f"{where}: {error.strerror or error}")
         return ExitCode.FAILED
     finally:
         output.close()

@@ -1,6 +1,9 @@
 """`deltaflash parse`: order, files, exit codes and what people read."""
 
+import asyncio
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -135,6 +138,36 @@ async def test_an_engine_without_vision_says_so(
     assert "FEATURE_UNIMPLEMENTED" in capsys.readouterr().err
 
 
+@on_loop
+async def test_output_that_cannot_be_written_is_named(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = files / "out"
+    (to / "scan.md").mkdir(parents=True)
+    assert await run(files, "scan.png", output_dir=to) is ExitCode.FAILED
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert str(to / "scan.md") in err
+    assert "scan.png" not in err
+
+
+def test_interrupt_of_a_local_engine(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ParseCommand((files / "scan.png", files / "two.pdf"), PageOptions())
+    stall = Script(step_s=60)
+    with pytest.raises(KeyboardInterrupt):
+        ask_locally(
+            partial(interrupted_parse, command),
+            lambda: fake_engine(FakeBackend(stall, SEES)),
+            ServerConfig(port=0, grace_s=0),
+        )
+    assert capsys.readouterr() == ("", "")
+
+
+async def interrupted_parse(command: ParseCommand, target: str) -> ExitCode:
+    asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGINT)
+    return await parse(command, target)
+
+
 def test_a_local_engine(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ParseCommand(
         (files / "two.pdf",), PageOptions(stopping=StoppingOptions(max_tokens=1))
@@ -167,6 +200,7 @@ def test_ranges(text: str, pages: tuple[int, int | None]) -> None:
             for text in ("0", "7-3", "-3", "")
         ),
         ["parse", "--target", "x:1", "a/x.png", "b/x.jpg", "--output-dir", "out"],
+        ["parse", "--target", "x:1", "-", "-"],
         ["serve", "DIR", "--decode-workers", "0"],
         ["serve", "DIR", "--max-image-mib", "0"],
         ["serve", "DIR", "--decode-timeout-s", "0"],
